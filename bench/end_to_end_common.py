@@ -135,7 +135,7 @@ def stages(
     is there from the start, as in a command that searches kernels: it computes references, too.
     """
     backend = None
-    if config.target.gpu:
+    if not config.target.on_cores:
         with suppress(TasoMirageError):  # the kernels' stage says why there is none
             backend = here(config.target.name)
             backend.start()
@@ -302,7 +302,7 @@ def measured(
         "floor": floor(model, machine, numbers["ours"]),
         "left": left(result, inputs, numbers["ours"]),
         "absent": absent,
-        **({"graphs": {name: s.captures for name, s in sessions.items()}} if config.target.gpu else {}),
+        **({"graphs": {name: s.captures for name, s in sessions.items()}} if not config.target.on_cores else {}),
         "seconds": took,
         "nodes": [result.terms_before, result.terms_after],
         "checked": sum(d.passed for d in result.differences),

@@ -208,7 +208,7 @@ def named(kernel: str) -> str:
 def row(case: Case, options: argparse.Namespace, known: Machine, target: Target) -> dict[str, Any]:
     """One model at one batch size in half precision; on the CPU target as it is, without peers that
     need a GPU."""
-    model = common.imported(common.proto(case, options.models, options.small, half=target.gpu))
+    model = common.imported(common.proto(case, options.models, options.small, half=not target.on_cores))
     config = Config(budget=options.budget, target=target, seconds=min(2.0, options.seconds))
     found = common.measured(model, config, options, peers(case, model, options, target), known, left)
     return {**found, "mode": options.mode, "budgets": [options.budget, options.kernel_budget]}
@@ -219,7 +219,7 @@ def peers(case: Case, model: Model, options: argparse.Namespace, target: Target)
     if not options.no_tensorrt:
         found[TENSORRT] = lambda: Engine(serialize(model, source=True))
     if not options.no_compile:
-        device, dtype = ("cuda", "float16") if target.gpu else ("cpu", "float32")
+        device, dtype = ("cpu", "float32") if target.on_cores else ("cuda", "float16")
         found[COMPILED] = partial(
             Compiled, partial(common.torch_module, case, options.small), device, dtype, options.mode
         )
@@ -238,13 +238,13 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
     cases = common.chosen(parser, options, MODELS | REAL | IMAGES)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
-    if target.gpu:
+    if not target.on_cores:
         try:
             tune.gpu_and_versions()
         except RuntimeUnavailable as error:
             parser.error(str(error))
     device = runtime.device(target)
-    known = machine() if target.gpu else Machine(1e10, 1e11)
+    known = Machine(1e10, 1e11) if target.on_cores else machine()
     short = device.split()[1] if " " in device else device
     path = options.output or ROOT / "bench" / "results" / f"end_to_end_h100-{short}.json"
     setting = common.setting("end_to_end_h100", device, ("torch", "triton", "tensorrt"))

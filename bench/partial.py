@@ -324,7 +324,7 @@ def main() -> None:
     options = parser.parse_args()
     where = target(options.target)
     device = runtime.device(where)
-    name = f"cpu{cores()}" if not where.gpu else device.split()[1] if " " in device else device
+    name = f"cpu{cores()}" if where.on_cores else device.split()[1] if " " in device else device
     path = options.output or ROOT / "bench" / "results" / f"partial-{name}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     head = {"bench": "partial", "device": device, "dtype": options.dtype, "versions": versions, "unit": "us"}

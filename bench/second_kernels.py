@@ -33,7 +33,7 @@ from taso_mirage.emit.gpu.buffers import kernel_terms  # noqa: E402
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.mugraph.search import Search, SearchOptions, TiledPlan  # noqa: E402
-from taso_mirage.mugraph.tiles import Tiled, tiled  # noqa: E402
+from taso_mirage.mugraph.tilings import Tiled, tiled  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 WIDTH = 2

@@ -34,7 +34,7 @@ from end_to_end_common import ROOT
 
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
-from taso_mirage.runtime.tensorrt.export import Exported, export
+from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 LIBRARIES = ("libnvinfer.so.8", "libnvonnxparser.so.8")

@@ -53,8 +53,8 @@ def kernels_command(
             min=1,
             max=LARGEST_COUNT,
             metavar="N",
-            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the predicted seconds and "
-            "the program.",
+            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the tuner's estimate "
+            "and the program.",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -27,7 +27,7 @@ def export_plugin(
     model, samples and a README."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
-    from taso_mirage.runtime.tensorrt.export import export
+    from taso_mirage.runtime.tensorrt.plugin_export import export
 
     sizes = parse_shape(load(model), shape or [])
     made = export(model, output, sizes)

@@ -36,7 +36,7 @@ from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
-from taso_mirage.emit.cpu.printer import converted, function_text, lines
+from taso_mirage.emit.cpu.printer import function_text, lines, static_cast
 from taso_mirage.emit.cpu.values import LazyMeaning
 from taso_mirage.emit.statements import (
     Expression,
@@ -105,8 +105,8 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
     place, operands = len(graph.inputs) + 1, "inputs, outputs, scratch, parallel_for, pool"
     count = reduce(mul, (v.sizes[i] for i in range(len(size_names([x.shape for x in graph.inputs])))))
     for head, first, end, given in (
-        (scratch_function(name, True), [], "_scratch", "sizes"),
-        (entry_function(name), [Let("sizes", _given_sizes(place), "const size_t*")], "", operands),
+        (_scratch_function(name, True), [], "_scratch", "sizes"),
+        (_entry_function(name), [Let("sizes", _given_sizes(place), "const size_t*")], "", operands),
     ):
         calls = [Return(v[f"{name}_range{i}{end}"](given)) for i in range(len(graphs))]
         chosen = [when(count <= most, call) for call, most in zip(calls, limits, strict=False)]
@@ -117,19 +117,19 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
     return source
 
 
-def scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> ProgramFunction:
+def _scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> ProgramFunction:
     """The function that says how much scratch memory a run takes."""
     return ProgramFunction(f"{name}_scratch", ("const size_t* sizes",) if sized else (), body, 'extern "C" size_t')
 
 
-def entry_function(name: str, body: tuple[Statement, ...] = ()) -> ProgramFunction:
+def _entry_function(name: str, body: tuple[Statement, ...] = ()) -> ProgramFunction:
     """The entry point of a program."""
     parameters = "const void** inputs", "void** outputs", "void* scratch", "parallel_for_t parallel_for", "void* pool"
     return ProgramFunction(name, parameters, body, 'extern "C" void')
 
 
 def _given_sizes(place: int) -> Expression:
-    return converted("const size_t*", v.inputs[place])
+    return static_cast("const size_t*", v.inputs[place])
 
 
 @dataclass
@@ -208,12 +208,12 @@ class CppProgram:
     def _entry(self) -> Iterator[str]:
         known = tuple([Let(n, v.sizes[i], "[[maybe_unused]] const size_t") for i, n in enumerate(self.names)])
         used = Return(sum_of(self.places.used()) if self.places.scratch else v["1"])
-        yield function_text(scratch_function(self.name, bool(self.names), (Scope((*known, used), True),)))
+        yield function_text(_scratch_function(self.name, bool(self.names), (Scope((*known, used), True),)))
         yield ""
         place = len(self.graph.inputs) + 1
         given = Let("sizes", _given_sizes(place), "const size_t*"), Scope(known, True)
         ignored = v["(void)inputs, (void)scratch, (void)parallel_for"]
-        yield function_text(entry_function(self.name, (*(given if self.names else ()), ignored, *self.calls)))
+        yield function_text(_entry_function(self.name, (*(given if self.names else ()), ignored, *self.calls)))
         if self.prepared.terms:
             weights, prepare = self.prepared.preparation(self.name)
             yield from lines([weights])

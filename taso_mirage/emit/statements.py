@@ -15,9 +15,10 @@ from functools import reduce
 from typing import TypeAlias
 
 _WORD = re.compile(r"\w+")
-CONDITIONAL, COMPARED, UNARY, POSTFIX = 0, 1, 8, 9
+CONDITIONAL, COMPARED, UNARY, POSTFIX = -1, 1, 8, 9
 """How strongly a choice, a comparison and a negative bind, and calls, elements and names."""
 RANKS = {
+    "and": 0,
     **dict.fromkeys(("!=", "==", "<", "<=", ">", ">="), COMPARED),
     **{"|": 2, "^": 3, "&": 4, "<<": 5, ">>": 5, "+": 6, "-": 6},
     **dict.fromkeys(("*", "/", "//", "%"), 7),
@@ -143,6 +144,11 @@ def select(value: ExpressionLike, condition: ExpressionLike, otherwise: Expressi
     return Expression("choice", (expression(value), expression(condition), expression(otherwise)))
 
 
+def below(value: ExpressionLike) -> Expression:
+    """An argument on a line of its own, for a call that is long otherwise."""
+    return Expression("name", (), f"\n    {value}")
+
+
 def sum_of(terms: Iterable[ExpressionLike]) -> Expression:
     """The sum of one term at least."""
     return reduce(lambda a, b: a + b, map(expression, terms))
@@ -211,7 +217,18 @@ class Scope:
     why: str = ""
 
 
-Statement: TypeAlias = "Let | Expression | For | If | Return | Scope | ProgramFunction"
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Groups of warps with a function each (warp specialization): what they compute; behind the
+    first one, how many warps each has, and how many registers a thread of it."""
+
+    groups: tuple[Expression, ...]
+    warps: tuple[int, ...]
+    registers: tuple[int, ...]
+    why: str = ""
+
+
+Statement: TypeAlias = "Let | Expression | For | If | Return | Scope | Roles | ProgramFunction"
 """A call stands alone for its effect: a store, a barrier, a copy."""
 
 
@@ -238,6 +255,11 @@ class ProgramFunction:
 def let(name: str, value: ExpressionLike, why: str = "") -> Let:
     """The statement that names a value."""
     return Let(name, expression(value), why=why)
+
+
+def constant(name: str, value: ExpressionLike) -> Let:
+    """The statement that names a value that is known when the program is compiled."""
+    return Let(name, expression(value), "constexpr")
 
 
 def add(name: str, value: ExpressionLike) -> Let:
@@ -270,6 +292,8 @@ def mentioned(x: Expression | Statement) -> Iterator[str]:
             parts = (condition, *body, *otherwise)
         case Scope(body) | ProgramFunction(_, _, body):
             parts = body
+        case Roles(groups):
+            parts = groups
         case Return(value):
             parts = (value,)
     for each in parts:
@@ -288,9 +312,9 @@ class PythonPrinter:
 
     def function(self, made: ProgramFunction) -> str:
         """A function with a newline behind its last line."""
-        given = ", ".join(map(self._parameter, made.parameters))
+        given = _listed(map(self._parameter, made.parameters))
         doc = [f'    """{made.why}"""'] if made.why else []
-        lines = [f"    {line}" for line in self.lines(made.body)]
+        lines = self._inner(made.body)
         return "\n".join([f"@{self.decorator}{made.decoration}", f"def {made.name}({given}):", *doc, *lines]) + "\n"
 
     def _parameter(self, given: str | Parameter) -> str:
@@ -314,7 +338,13 @@ class PythonPrinter:
             case Expression():
                 yield self.expression(each)
             case Return(value):
-                yield f"return {self.expression(value)}"
+                shown = map(self.expression, value.args if value.op == "tuple" else (value,))
+                yield f"return {', '.join(shown)}"
+            case Roles(groups, warps, registers):
+                yield f"{self.prefix}warp_specialize(["
+                for function, *args in (call.args for call in groups):
+                    yield f"    ({self.expression(function)}, ({', '.join(map(self.expression, args))})),"
+                yield f"], {list(warps)}, {list(registers)})"
             case For(variable, over, body):
                 yield f"for {variable} in {self.expression(over)}:"
                 yield from self._inner(body)
@@ -332,7 +362,7 @@ class PythonPrinter:
             yield from self._inner(body)
 
     def _inner(self, body: Sequence[Statement]) -> Iterator[str]:
-        return (f"    {line}" for line in self.lines(body))
+        return (f"    {line}".replace("\n", "\n    ") for line in self.lines(body))
 
     def expression(self, x: Expression) -> str:
         """The text of an expression."""
@@ -349,7 +379,7 @@ class PythonPrinter:
             case "group":
                 return f"({shown[0]})"
             case "choice":
-                return " ".join((self._operand(x.args[0], 1), "if", self._operand(x.args[1], 1), "else", shown[2]))
+                return " ".join((self._operand(x.args[0], 0), "if", self._operand(x.args[1], 0), "else", shown[2]))
             case "negative":
                 return f"-{self._operand(x.args[0], UNARY)}"
             case "member":
@@ -359,7 +389,7 @@ class PythonPrinter:
             case "call":
                 plain = len(shown) - len(x.named)
                 given = (*shown[1:plain], *(f"{n}={a}" for n, a in zip(x.named, shown[plain:], strict=True)))
-                return f"{self._operand(x.args[0], POSTFIX)}({', '.join(given)})"
+                return f"{self._operand(x.args[0], POSTFIX)}({_listed(given)})"
             case operator:
                 rank = RANKS[operator]
                 left = self._operand(x.args[0], rank + (rank == COMPARED))
@@ -369,6 +399,10 @@ class PythonPrinter:
         """The text of a part that binds at least as strongly as this."""
         rank = {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
         return self.expression(x) if rank >= least else f"({self.expression(x)})"
+
+
+def _listed(arguments: Iterable[str]) -> str:
+    return ", ".join(arguments).replace(", \n", ",\n")
 
 
 TRITON = PythonPrinter("triton.jit", "tl.")

@@ -24,15 +24,15 @@ from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, 
 from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.conversion import Conversion
+from taso_mirage.forms.base.device_ranking import ranked_mugraphs
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, LAST
-from taso_mirage.forms.base.ranking import ranked_mugraphs
 from taso_mirage.forms.channels_last import HALF_FLOATS, is_half_convolution
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.mugraph.search import FoundMuGraph
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.verdicts import Evidence, Failure

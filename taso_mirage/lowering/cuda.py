@@ -44,7 +44,7 @@ from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.regions.free_regions import goal_at
 from taso_mirage.regions.horizontal import FusedGoal, together
-from taso_mirage.runtime.build import library
+from taso_mirage.runtime.compilation import library
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers

@@ -47,7 +47,7 @@ class Session:
         self.target, self._alone = target, alone
         self._source: _Source = source if callable(source) else lambda: nullcontext((source, {}))
         self._place = _Place()
-        self.captures = target.gpu
+        self.captures = False
         self._number()
 
     def run(self, inputs: Arrays) -> list[Any]:
@@ -72,7 +72,7 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            there = {name: _number_there(weight, not self.target.gpu) for name, weight in apart.items()}
+            there = {name: _number_there(weight, self.target.on_cores) for name, weight in apart.items()}
             number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
@@ -333,7 +333,7 @@ Run = Callable[[], float]
 def pause_between(runs: Sequence[Run], target: Target, spins: Callable[[Run, float], bool]) -> float:
     """Seconds before a turn of one of several sessions: none where none `spins`, as after runs that
     are so small that they take one thread."""
-    if len(runs) == 1 or target.gpu:
+    if len(runs) == 1 or not target.on_cores:
         return 0.0
     return SPINNING if any(spins(run, SPINNING / 3) for run in runs) else 0.0
 

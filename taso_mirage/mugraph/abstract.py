@@ -38,7 +38,7 @@ from taso_mirage.mugraph.atoms import (
     family,
     joined_factors,
 )
-from taso_mirage.mugraph.products import (
+from taso_mirage.mugraph.monomials import (
     Coefficient,
     FactorPowers,
     ProductSum,

@@ -22,7 +22,7 @@ from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_named_weight, substitute, topological, variable, weight
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.mugraph.goal import BYTES, Labelled, is_packed, stored_leaf
-from taso_mirage.mugraph.integers import of_integers_or_floats
+from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.expressions import is_weight

@@ -19,8 +19,8 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.base import DerivationEdge, Written
-from taso_mirage.mugraph.derivations.folds import DOT, SUM_KIND
+from taso_mirage.mugraph.derivations.kind import DerivationEdge, Written
+from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
 from taso_mirage.mugraph.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
 from taso_mirage.mugraph.means import NONE, weights
 from taso_mirage.mugraph.stabilised import Stabilisation, Stabiliser

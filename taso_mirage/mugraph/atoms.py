@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from taso_mirage.mugraph.products import FactorPowers
+from taso_mirage.mugraph.monomials import FactorPowers
 
 LabelSet: TypeAlias = frozenset[str]
 Renaming: TypeAlias = tuple[tuple[str, str], ...]

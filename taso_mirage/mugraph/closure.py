@@ -18,17 +18,17 @@ from itertools import product
 from taso_mirage.errors import Unsupported
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm
-from taso_mirage.mugraph.derivations import folds
-from taso_mirage.mugraph.derivations.base import DerivationEdge, DerivationKind
-from taso_mirage.mugraph.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
-from taso_mirage.mugraph.derivations.folds import DOT
+from taso_mirage.mugraph.derivations import reductions
+from taso_mirage.mugraph.derivations.arithmetic import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
+from taso_mirage.mugraph.derivations.kind import DerivationEdge, DerivationKind
 from taso_mirage.mugraph.derivations.leaf import Input, OpaqueKind
-from taso_mirage.mugraph.derivations.variance import Variances
+from taso_mirage.mugraph.derivations.one_pass_variance import Variances
+from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.field_check import refuted_derivations
 from taso_mirage.mugraph.goal import Labelled
-from taso_mirage.mugraph.products import FactorPowers
+from taso_mirage.mugraph.label_trace import INTEGERS
+from taso_mirage.mugraph.monomials import FactorPowers
 from taso_mirage.mugraph.pruning import Targets
-from taso_mirage.mugraph.trace import INTEGERS
 
 _Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""
@@ -213,7 +213,7 @@ class _Closing:
 
     def _reduced(self, i: int) -> None:
         for label in sorted(self.free[i] & self.wanted.reduced):
-            for kind in folds.REDUCTIONS:
+            for kind in reductions.REDUCTIONS:
                 made = kind.derived(self.wanted, self.classes[i], label)
                 if made is not None:
                     self.put(made, DerivationEdge(kind, (i,), label), self.free[i] - {label})

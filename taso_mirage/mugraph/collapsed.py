@@ -15,10 +15,10 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.axes import Unifier
-from taso_mirage.mugraph.derivations.terms import ScalarTerm, TermForm
+from taso_mirage.mugraph.axis_classes import Unifier
+from taso_mirage.mugraph.derivations.scalar_terms import ScalarTerm, TermForm
 from taso_mirage.mugraph.goal import is_packed
-from taso_mirage.mugraph.trace import LabelledValue
+from taso_mirage.mugraph.label_trace import LabelledValue
 from taso_mirage.operators.interpret import interpret
 
 LabelRuns: TypeAlias = tuple[tuple[str, ...], ...]

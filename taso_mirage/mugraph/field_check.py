@@ -24,9 +24,9 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.meanings.residues import moduli
 from taso_mirage.mugraph.atoms import AbstractExpression
-from taso_mirage.mugraph.derivations.base import DerivationEdge
-from taso_mirage.mugraph.functions import is_scalar
+from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.goal import BYTES, Labelled, LabelNames, is_packed, whole_leaf
+from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.operators.ops import get
 
 TESTS = 8

@@ -19,7 +19,7 @@ from importlib.resources import files
 import numpy as np
 
 from taso_mirage.devices.device import Device
-from taso_mirage.mugraph.derivations.base import TileCounts
+from taso_mirage.mugraph.derivations.kind import TileCounts
 from taso_mirage.mugraph.tile_work import KernelWork
 
 FITTED = "kernel_seconds.json"

@@ -18,17 +18,17 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_st
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import AbstractExpression
-from taso_mirage.mugraph.axes import AxisLabels, Unifier
+from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import LabelRuns, collapsed_runs
-from taso_mirage.mugraph.derivations.elementwise import ADD_KIND, MUL, SUB, Elementwise
-from taso_mirage.mugraph.derivations.folds import DOT, SUM_KIND, FoldKind
-from taso_mirage.mugraph.derivations.terms import ScalarTerm, TermForm, below, seen
-from taso_mirage.mugraph.derivations.variance import cancelling, squared_mean, variance_and_mean
-from taso_mirage.mugraph.functions import function_name, is_scalar, known_in_the_field, tensors
+from taso_mirage.mugraph.derivations.arithmetic import ADD_KIND, MUL, SUB, Elementwise
+from taso_mirage.mugraph.derivations.one_pass_variance import cancelling, squared_mean, variance_and_mean
+from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND, FoldKind
+from taso_mirage.mugraph.derivations.scalar_terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.mugraph.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
-from taso_mirage.mugraph.integers import of_integers_or_floats
+from taso_mirage.mugraph.integer_operands import of_integers_or_floats
+from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
+from taso_mirage.mugraph.opaque_functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.mugraph.roles import Role, inlined, role
-from taso_mirage.mugraph.trace import LabelledValue, LabelsMeaning
 from taso_mirage.operators import ops
 from taso_mirage.operators.interpret import interpret_term
 

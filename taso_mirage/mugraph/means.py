@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from taso_mirage.ir.terms import numpy_dtype, topological
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.folds import DOT, SUM_KIND
+from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
 from taso_mirage.mugraph.stabilised import Stabilisation
 from taso_mirage.rewriting.derived_traits import exponentiates, multiplies
 

@@ -9,12 +9,12 @@ from enum import Enum
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, with_args
-from taso_mirage.mugraph.axes import Unifier
-from taso_mirage.mugraph.derivations.terms import TermForm, below
-from taso_mirage.mugraph.functions import is_scalar, tensors
+from taso_mirage.mugraph.axis_classes import Unifier
+from taso_mirage.mugraph.derivations.scalar_terms import TermForm, below
 from taso_mirage.mugraph.goal import is_packed
-from taso_mirage.mugraph.integers import QuantizedTerms
-from taso_mirage.mugraph.trace import ALGEBRA, LabelledValue, LabelsMeaning
+from taso_mirage.mugraph.integer_operands import QuantizedTerms
+from taso_mirage.mugraph.label_trace import ALGEBRA, LabelledValue, LabelsMeaning
+from taso_mirage.mugraph.opaque_functions import is_scalar, tensors
 from taso_mirage.operators.interpret import definition, interpret_term
 from taso_mirage.operators.ops import TERMS, traits
 

@@ -33,8 +33,8 @@ from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storabl
 from taso_mirage.mugraph.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tiled_plans import TiledPlan, varied, with_forms
-from taso_mirage.mugraph.tiles import LONG, NEAR, Tiled, fastest, rank
-from taso_mirage.mugraph.verify import AGAIN, read_tests, tests_json, verified_mugraph
+from taso_mirage.mugraph.tilings import LONG, NEAR, Tiled, fastest, rank
+from taso_mirage.mugraph.verification import AGAIN, read_tests, tests_json, verified_mugraph
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.system.files import write_file

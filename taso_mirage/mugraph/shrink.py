@@ -13,10 +13,10 @@ from math import prod
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
 from taso_mirage.mugraph.field_check import tied
-from taso_mirage.mugraph.functions import is_scalar
 from taso_mirage.mugraph.goal import Labelled, in_a_byte, is_packed, whole_leaf
+from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.tile_work import TileSizes
-from taso_mirage.mugraph.tiles import Tiled
+from taso_mirage.mugraph.tilings import Tiled
 from taso_mirage.operators.ops import term
 
 ONE, PART, WHOLE, UNEVEN = range(4)

@@ -18,8 +18,8 @@ from functools import cached_property
 from itertools import chain, count, islice
 
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.base import DerivationEdge
-from taso_mirage.mugraph.derivations.folds import DOT
+from taso_mirage.mugraph.derivations.kind import DerivationEdge
+from taso_mirage.mugraph.derivations.reductions import DOT
 
 STEPS = 6_000
 """The largest number of partial bodies that are tried for one kernel."""

@@ -13,8 +13,8 @@ import numpy as np
 from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.base import DerivationEdge, TileCounts
-from taso_mirage.mugraph.derivations.folds import DOT
+from taso_mirage.mugraph.derivations.kind import DerivationEdge, TileCounts
+from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.structures import INSIDE, PlannedKernel, class_phases
 
 TileSizes = Mapping[str, int]

@@ -13,13 +13,13 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.assemble import assembled
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.folds import DOT
+from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.free import free_goal, free_tiles
 from taso_mirage.mugraph.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.mugraph.stabilised import Stabilisation
 from taso_mirage.mugraph.structures import PlannedKernel
 from taso_mirage.mugraph.tile_work import TileSizes
-from taso_mirage.mugraph.tiles import ITERATION, Tiled, predicted
+from taso_mirage.mugraph.tilings import ITERATION, Tiled, predicted
 
 SOON, COMPETITIVE = 8, 2.0
 """Among the first SOON candidates are some of each form that takes at most COMPETITIVE times as

@@ -16,7 +16,7 @@ from taso_mirage.errors import InvalidModel
 from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
 
 DOMAIN = "taso_mirage"
-"""The domain of the functions that `runtime.functions` writes."""
+"""The domain of the functions that `runtime.kernel_functions` writes."""
 OPERATORS_OF_CODE = {
     ("com.microsoft", "EPContext"): "holds code that was compiled for one device",
     ("com.microsoft", "PythonOp"): "calls a function of Python",

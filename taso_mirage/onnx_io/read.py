@@ -4,33 +4,31 @@ it is."""
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Collection, Hashable, Mapping
 from copy import copy
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol, symbols
+from taso_mirage.ir.dims import Dim, symbols
 from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attributes, told, what_it_does
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.constants import inside_terms, uniform
 from taso_mirage.onnx_io.declared import declared_elsewhere
-from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.input_requirements import share_inputs
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
-from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
+from taso_mirage.onnx_io.typed_nodes import typed
 from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
 from taso_mirage.onnx_io.types_ml import ML_TYPES
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
+from taso_mirage.onnx_io.value_types import ValueTypes, dtype_name
 from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
@@ -92,15 +90,18 @@ def _read(source: ir.Model) -> _Reader:
     any of their values."""
     reader = _Reader(source, {})
     reader.read()
-    while (more := declared_elsewhere(reader.terms)).keys() - reader.elsewhere.keys():
-        reader = _Reader(source, {**reader.elsewhere, **more})
+    while (more := declared_elsewhere(reader.terms)).keys() - reader.types.elsewhere.keys():
+        reader = _Reader(source, {**reader.types.elsewhere, **more})
         reader.read()
     return reader
 
 
 class _Reader:
     def __init__(self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value]) -> None:
-        self.source, self.elsewhere = source, elsewhere
+        overridable = source.ir_version >= 4
+        given = [v for v in source.graph.inputs if overridable or not v.is_initializer()]
+        self.source = source
+        self.types = ValueTypes(source, elsewhere, given)
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
         self.weights: dict[str, Weight] = {}
@@ -111,23 +112,15 @@ class _Reader:
         self.opaque: dict[tuple[Hashable, ...], Node] = {}
         """Opaque terms, by their content and their operands."""
         self.opsets = {"" if d == "ai.onnx" else d: version for d, version in source.opset_imports.items()}
-        self.input_sizes: set[str] = set()
-        self.known_sizes: set[str] = set()
-        self.own_symbols: dict[str, Symbolic] = {}
         self.refused: set[Node] = set()
         """Terms that the runtime does not run, with these ranks."""
         self.tried = 0
         """Ifs of which both branches were read."""
 
     def read(self) -> None:
-        graph = self.source.graph
-        overridable = self.source.ir_version >= 4
-        inputs = [v for v in graph.inputs if overridable or not v.is_initializer()]
-        self.known_sizes |= {t for v in inputs for t in _dim_texts(v) if t.isidentifier() and not _unknown(t)}
-        for value in inputs:
+        for value in self.types.inputs:
             self._input(value)
-        self.input_sizes = set(self.known_sizes)
-        self.inside(graph)
+        self.inside(self.source.graph)
 
     def inside(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
@@ -142,6 +135,7 @@ class _Reader:
         for name, value in vars(self).items():
             if isinstance(value, dict | set | list):
                 setattr(other, name, value.copy())
+        other.types = self.types.copied()
         return other
 
     # ------------------------------------------------------------ values
@@ -154,7 +148,7 @@ class _Reader:
         return self.terms[value]
 
     def _input(self, value: ir.Value) -> None:
-        term = variable(str(value.name), self._type(value))
+        term = variable(str(value.name), self.types.inputs[value])
         self.terms[value] = term
         self.inputs.append(term)
         if value.is_initializer():
@@ -164,7 +158,7 @@ class _Reader:
         self.terms[value] = self._tensor(str(value.name), _stored(value))
 
     def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Node:
-        dtype = _dtype(tensor.dtype)
+        dtype = dtype_name(tensor.dtype)
         shape = tuple(int(n) for n in tensor.shape.numpy())
         if inside_terms(tensor, dtype, int(np.prod(shape))):
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
@@ -182,64 +176,6 @@ class _Reader:
         """A unique name of a weight; two branches of an If may use the same name."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         return next(n for n in names if self.weights.get(n, tensor) is tensor)
-
-    def _type(self, value: ir.Value) -> Tensor:
-        if not isinstance(value.type, ir.TensorType):
-            return Tensor("unknown" if value.type is None else str(value.type), None)
-        if value.shape is None:
-            return Tensor(_dtype(value.type.dtype), None)
-        dims = tuple(self._dim(d) for d in value.shape)
-        return Tensor(_dtype(value.type.dtype), dims)
-
-    def _dim(self, dim: int | ir.SymbolicDim) -> Dim:
-        """A dim whose symbols can be read from a tensor at run time; any other dim becomes a new
-        symbol."""
-        if isinstance(dim, int):
-            return dim if dim >= 0 else self._own_symbol(None)
-        text = dim.value
-        if _unknown(text):
-            return self._own_symbol(None)
-        parsed = parse_dim(text) if text and not text.isdecimal() else None
-        if not isinstance(parsed, Symbolic):
-            return self._own_symbol(text)
-        readable = symbols(parsed) <= self.known_sizes or (text is not None and text.isidentifier())
-        return parsed if readable else self._own_symbol(text)
-
-    def _own_symbol(self, text: str | None) -> Symbolic:
-        """A symbol for a size that has no usable name: the same for the same text, and never one
-        that is taken."""
-        if text and text in self.own_symbols:
-            return self.own_symbols[text]
-        stem = "d_" + re.sub(r"\W", "_", text) if text else f"unnamed_{len(self.own_symbols) + 1}"
-        names = (f"{stem}_{i}" if i else stem for i in itertools.count())
-        name = next(n for n in names if n not in self._texts and n not in self.known_sizes)
-        self.own_symbols[text or name] = symbol(name)
-        self.known_sizes.add(name)
-        return symbol(name)
-
-    @cached_property
-    def _texts(self) -> set[str]:
-        """Every name of a dim that the model uses."""
-        graph = self.source.graph
-        values = [*graph.inputs, *graph.outputs, *(o for node in graph for o in node.outputs)]
-        return {text for value in values for text in _dim_texts(value)}
-
-    @cached_property
-    def _inferred(self) -> dict[str, ir.Value]:
-        """Values by name after symbolic shape inference by the library, which runs only if an
-        opaque node needs it."""
-        return inferred(self._named_sizes())
-
-    def _named_sizes(self) -> ir.Model:
-        """A copy of the model whose inputs have the dims of the terms, so that inferred sizes refer
-        to them."""
-        copy = self.source.clone()
-        types = {n.attr("name"): n.type for n in self.inputs}
-        for value in copy.graph.inputs:
-            type = types.get(value.name)
-            if isinstance(type, Tensor) and type.shape is not None:
-                value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
-        return copy
 
     # ------------------------------------------------------------ nodes
 
@@ -319,7 +255,7 @@ class _Reader:
         """Whether sizes, which become terms without operands, can be read from an input at run
         time."""
         sizes = None if term.op == "constant" else known_elements(term)
-        for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
+        for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.types.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
         return term
 
@@ -381,29 +317,9 @@ class _Reader:
         if not self._is_call(node):
             found = typed(TYPE_RULES, self._call(node, tuple(args), plain_attributes(node)), len(node.outputs))
         if found is None:
-            return tuple(told(node, self._output_type(o)) for o in node.outputs)
+            return tuple(told(node, self.types.output(o)) for o in node.outputs)
         names: dict[str, Dim] = {}
-        return tuple(self._ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
-
-    def _ruled(self, value: ir.Value, typed: TypedOutput, names: dict[str, Dim]) -> Tensor:
-        """A type by a rule. Sizes that are known only at run time are those of the file, or new
-        symbols."""
-        dtype, shape = typed
-        value = self.elsewhere.get(value, value)
-        declared = value.shape if value.shape is not None and len(value.shape) == len(shape) else [None] * len(shape)
-        for size, said in zip(shape, declared, strict=True):
-            if isinstance(size, str) and size not in names and not (said is None or _nameless(said)):
-                names[size] = self._dim(said)
-        dims = [names.setdefault(d, self._own_symbol(None)) if isinstance(d, str) else d for d in shape]
-        return Tensor(dtype, tuple(dims))
-
-    def _output_type(self, value: ir.Value) -> Tensor:
-        value = self.elsewhere.get(value, value)
-        if value.type is None or value.shape is None or any(_nameless(d) for d in value.shape):
-            found = self._inferred.get(str(value.name))
-            if found is not None and found.type is not None:
-                return self._type(found)
-        return self._type(value)
+        return tuple(self.types.ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
 
 
 TYPE_RULES = {
@@ -420,30 +336,5 @@ def _stored(value: ir.Value) -> ir.TensorProtocol:
     return value.const_value
 
 
-NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
-"""Names that exporters give to unknown dims, such as "?"; two such dims need not be equal."""
-
-
-def _unknown(text: str | None) -> bool:
-    return text is None or text.lower() in NO_NAMES or not any(c.isalnum() or c == "_" for c in text)
-
-
-def _nameless(dim: int | ir.SymbolicDim) -> bool:
-    return not isinstance(dim, int) and _unknown(dim.value)
-
-
 def _is_used(value: ir.Value) -> bool:
     return bool(value.name) and (value.is_graph_output() or bool(value.uses()))
-
-
-def _dim_texts(value: ir.Value) -> list[str]:
-    return [d.value for d in value.shape or () if not isinstance(d, int) and d.value]
-
-
-def _dtype(dtype: ir.DataType) -> str:
-    if dtype == ir.DataType.STRING:
-        return "string"
-    try:
-        return str(dtype.numpy().name)
-    except TypeError:
-        return str(dtype.name).lower()

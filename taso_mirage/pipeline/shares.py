@@ -142,14 +142,14 @@ def search_seconds(job: Job) -> float:
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
     kernels = _kept_for_kernels(job, free)
-    share = BEFORE_KERNELS if job.config.target.gpu or large(job) else HALF
+    share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
     return free if not kernels else max(share * (free - kernels), LOOK)
 
 
 def measures_search(job: Job) -> bool:
     """Whether mutants and search have enough time to measure operators. Otherwise only the search
     by predicted costs runs, and kernels get the time."""
-    short = job.config.target.gpu and job.config.kernels != OFF and job.terms > MANY
+    short = not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
     return not short or search_seconds(job) >= MEASURING
 
 

@@ -258,7 +258,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
     """The back end for which kernels are searched: its slow preparations begin beside the first
     stages. None where there is none, or less time than that takes; why is said where kernels would
     be made."""
-    if config.kernels != KERNEL_SEARCH or not (config.target.gpu or config.budget >= EARLY):
+    if config.kernels != KERNEL_SEARCH or (config.target.on_cores and config.budget < EARLY):
         yield None
         return
 
@@ -286,7 +286,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
 def _searchers(config: Config) -> Iterator[Workers | None]:
     """Processes that will search kernels for a GPU, which start beside the first stages, on half of
     the cores: these load the model."""
-    wanted = config.kernels == KERNEL_SEARCH and config.target.gpu
+    wanted = config.kernels == KERNEL_SEARCH and not config.target.on_cores
     ready = searchers(cores() // 2, config.budget) if wanted else None
     if ready is None:
         yield None

@@ -35,16 +35,16 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
-from taso_mirage.mugraph.functions import is_defined
 from taso_mirage.mugraph.goal import LOADED, MADE
 from taso_mirage.mugraph.labels import Labelled, label
+from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.horizontal import groups
-from taso_mirage.regions.quantized import of_integers, operands_read, sums_integers
+from taso_mirage.regions.quantized_products import of_integers, operands_read, sums_integers
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels
 
 OPERATORS, INPUTS = 24, 8

@@ -22,7 +22,7 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Tensor
 from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.mugraph.goal import Labelled
-from taso_mirage.mugraph.integers import of_integers_or_floats
+from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.mugraph.shrink import resized_goal

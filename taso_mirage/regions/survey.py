@@ -21,7 +21,7 @@ from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.goal import views
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.mugraph.verify import tests_json, verified_mugraph
+from taso_mirage.mugraph.verification import tests_json, verified_mugraph
 from taso_mirage.operators.work import work
 from taso_mirage.regions.canonical import operator_alone
 from taso_mirage.regions.fragments import KernelRegion

@@ -1,5 +1,9 @@
-"""A muGraph in full: its text, and of each kernel the schedule, the predicted seconds and the
-generated program."""
+"""A muGraph in full: its text, and of each kernel the schedule, an estimate and the generated
+program.
+
+The estimate is that of the tuner (`emit/estimates.py`), which compares schedules of one kernel. The
+search compares muGraphs by another model (`mugraph/kernel_seconds.py`), so the two do not add up.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from taso_mirage.rewriting.text import show_graph
 
 @dataclass(frozen=True, slots=True)
 class KernelDetails:
-    """One kernel of a program: its launch, and its prediction by the model of the GPU."""
+    """One kernel of a program: its launch, and its estimate by the tuner."""
 
     launch: TritonLaunch
     estimate: Estimate
@@ -31,21 +35,21 @@ class KernelDetails:
             "loop": launch.loop,
             "cluster": launch.cluster,
             "schedule": asdict(launch.schedule),
-            "seconds": self.estimate.seconds,
+            "tuner_seconds": self.estimate.seconds,
             "resident": self.estimate.resident,
             "waves": self.estimate.waves,
         }
 
     @property
     def lines(self) -> Iterator[str]:
-        """The launch, the schedule and the prediction, a line each."""
+        """The launch, the schedule and the estimate, a line each."""
         launch, found = self.launch, self.estimate
         loop = f", loop of {launch.loop}" if launch.loop != 1 else ""
         cluster = f", clusters of {launch.cluster}" if launch.cluster > 1 else ""
         yield f"{launch.name}: grid {show_shape(launch.grid)}{loop}{cluster}"
         yield f"    schedule: {', '.join(f'{name}={value}' for name, value in asdict(launch.schedule).items())}"
         blocks = f"{found.resident} blocks on a processor, {found.waves} waves"
-        yield f"    predicted: {found.seconds * 1e6:.1f} us; {blocks}"
+        yield f"    tuner's estimate: {found.seconds * 1e6:.1f} us; {blocks}"
 
 
 def kernel_details(program: TritonProgram) -> list[KernelDetails]:

@@ -1,5 +1,5 @@
 """Kernels into a model: a region of terms becomes one node, which calls a kernel or the region's
-own computation (see `functions`)."""
+own computation (see `kernel_functions`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from taso_mirage.onnx_io.kernels import carries_code
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
-from taso_mirage.runtime import functions
-from taso_mirage.runtime.functions import DOMAIN, value
+from taso_mirage.runtime import kernel_functions
+from taso_mirage.runtime.kernel_functions import DOMAIN, value
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.runtime.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
 
@@ -245,14 +245,14 @@ class _Names:
         stem, target = STEMS[region.kernel.target], region.kernel.target
         name = self._free((f"{stem}{i}" for i in range(NAMES)), f"more than {NAMES} different kernels for {target}")
         if not region.free and not region.kernel.images:
-            return self.add(functions.computation(name, original, opsets, attributes))
+            return self.add(kernel_functions.computation(name, original, opsets, attributes))
         entry = self._free((f"{region.kernel.entry}{f'_{i}' if i else ''}" for i in range(NAMES)), "too many kernels")
         if not region.free:
-            self.add(functions.computation(name, original, opsets, attributes))
-            return self.add(functions.call(entry, name, original, opsets, attributes))
-        other = self.add(functions.computation(entry.replace("kernel", "original"), original, opsets))
-        self.add(functions.forward(name, other, original, opsets, attributes))
-        return self.add(functions.choice(entry, name, other, original, opsets, attributes))
+            self.add(kernel_functions.computation(name, original, opsets, attributes))
+            return self.add(kernel_functions.call(entry, name, original, opsets, attributes))
+        other = self.add(kernel_functions.computation(entry.replace("kernel", "original"), original, opsets))
+        self.add(kernel_functions.forward(name, other, original, opsets, attributes))
+        return self.add(kernel_functions.choice(entry, name, other, original, opsets, attributes))
 
     def _free(self, names: Iterable[str], problem: str) -> str:
         taken = {name for domain, name, _ in self.header.functions if domain == DOMAIN}
@@ -277,7 +277,7 @@ def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
     if unknown:
         raise Unsupported(f"the dim {min(unknown)!r} is no dim of an input alone, so a run cannot tell its size")
     key = blake2b(repr([(n.attr("name"), p) for n, p in places.items()]).encode(), digest_size=8).hexdigest()
-    name = names.add(functions.fitting_sizes(f"sizes_{key}", list(places.values()), names.opsets))
+    name = names.add(kernel_functions.fitting_sizes(f"sizes_{key}", list(places.values()), names.opsets))
     types = [Tensor("bool", ())]
     return _opaque(_opaque_call(name, name, tuple(places), {}, types), tuple(places), types)
 

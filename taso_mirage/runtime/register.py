@@ -11,7 +11,7 @@ from typing import Any
 from taso_mirage.devices import stamp
 from taso_mirage.devices.stamp import Provider, Stamp
 from taso_mirage.errors import InvalidModel, RuntimeUnavailable
-from taso_mirage.runtime.build import compile_kernels, library
+from taso_mirage.runtime.compilation import compile_kernels, library
 
 PLAN_FORMAT = 1
 """The version of plans and metadata; cpp/plan.h has the same."""

@@ -80,7 +80,7 @@ class Available:
     def _tried(self, node: Node) -> bool:
         try:
             content = serialize(context_model(FusionContext(node), self.context))
-            session = Session(content, self.context.target, alone=self.context.target.gpu)
+            session = Session(content, self.context.target, alone=not self.context.target.on_cores)
             if not _is_standard(node):
                 session.run(tasks.random_feed(session, 0))
         except OutOfTime:

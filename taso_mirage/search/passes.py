@@ -166,12 +166,11 @@ def joint(rules: Rules) -> Rules:
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
     """The rules of the search: all except the small fusions into the runtime's own operators.
 
-    Laws that only change a layout save no term, so that no pass takes them: the search has them on
-    a GPU, unless the target's options have set one layout for all.
+    Laws that only change a layout save no term, so that no pass takes them: the search has them for
+    a target that mixes layouts.
     """
     standard = [e for e in equations if not runtime_specific(e)]
-    free = target.gpu and not target.channels_last
-    layouts = [e for e in equations if free and runtime_specific(e) and _changes_layout(e)]
+    layouts = [e for e in equations if target.mixes_layouts and runtime_specific(e) and _changes_layout(e)]
     return (*standard, *layouts, *(e for e in equations if len(e.lhs_terms) >= LARGE))
 
 

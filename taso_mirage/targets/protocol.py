@@ -104,8 +104,9 @@ class Target(Protocol):
         """The hardware's parameters for the analytic models."""
 
     @property
-    def gpu(self) -> bool:
-        """Whether models run on a separate device with its own memory."""
+    def on_cores(self) -> bool:
+        """Whether models run on the processor's cores, where other work slows them down. Otherwise
+        cores are free while a model runs, and weights are copied to the memory of a device."""
 
     @property
     def machine(self) -> str:
@@ -131,7 +132,7 @@ class Target(Protocol):
     @property
     def serial(self) -> Target | None:
         """This target on one thread with CPU time as clock, which other processes do not affect;
-        None if models do not run on the processor's cores."""
+        None unless models run `on_cores`."""
 
     @property
     def resting(self) -> Target:
@@ -139,8 +140,9 @@ class Target(Protocol):
         use the cores of the next session."""
 
     @property
-    def channels_last(self) -> bool:
-        """Whether the options select channels last for the whole model."""
+    def mixes_layouts(self) -> bool:
+        """Whether parts of a model may have channels last. This is false if the runtime has no
+        operators for it, or if the options select channels last for the whole model."""
 
     @property
     def blocked(self) -> bool:

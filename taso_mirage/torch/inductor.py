@@ -26,7 +26,7 @@ from taso_mirage.lowering.backend import Record
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.report.result import Result
-from taso_mirage.runtime.functions import DOMAIN
+from taso_mirage.runtime.kernel_functions import DOMAIN
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.protocol import Target
 from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded

@@ -518,7 +518,7 @@ ONLY = {
     "register": {"targets/onnx_runtime.py"},
     "build_kernels": {"runtime/register.py"},
     "compile_kernels": {"runtime/register.py"},
-    "compile_files": {"runtime/build.py", "emit/cpu/native.py"},
+    "compile_files": {"runtime/compilation.py", "emit/cpu/native.py"},
     "exec_module": {"operators/ops.py", "emit/compile.py"},
     "eval": {"torch/export.py"},
     "exec": set(),

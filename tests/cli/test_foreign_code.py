@@ -32,10 +32,11 @@ from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.runtime.plan import KernelImage
 from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.runtime.tensorrt import python_plugin
-from taso_mirage.runtime.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
-from taso_mirage.runtime.tensorrt.plan import kernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import kernel
+from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ r"""\\
 
 
 def exported(symbol: str = "go") -> PluginKernel:
-    image = LaunchImage(80, True, symbol, PTX.encode(), 1, 0, 0)
+    image = KernelImage(0, 80, PTX.encode(), symbol, 1, 0, 0, False, ptx=True)
     tensor = Tensor("float32", (4,))
     return PluginKernel("plan", ("x",), (tensor,), (tensor,), (PluginLaunch((1, 1, 1), ("i0", "o0"), (image,)),))
 

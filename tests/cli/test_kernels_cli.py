@@ -25,7 +25,7 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.search import superoptimize
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import INPUTS, OPERATORS, KernelRegion, kernel_regions
@@ -158,18 +158,18 @@ def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
     assert "not measured" in done.stdout
 
 
-def test_one_region_is_shown_with_its_schedule_predicted_seconds_and_program(model: Path) -> None:
+def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path) -> None:
     (row,) = kernels(model, "--budget", 20, "--show", 1)["regions"]
     done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20", "--show", "1"], catch_exceptions=False)
     assert len(row["launches"]) == len(row["kernels"])
-    assert all(0 < each["seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
+    assert all(0 < each["tuner_seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
     assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
     compile(row["source"], "source", "exec")
     assert all(f"def {each['name']}(" in row["source"] for each in row["launches"])
     (text,) = re.findall(r"(?ms)^def mugraph\(.*?^    return [^\n]*$", done.stdout)
     assert parse_graph(text) == from_json(row["mugraph"])
     assert re.search(r"schedule: warps=\d+, stages=\d+", done.stdout)
-    assert re.search(r"predicted: \d+\.\d us; \d+ blocks on a processor, \d+ waves", done.stdout)
+    assert re.search(r"tuner's estimate: \d+\.\d us; \d+ blocks on a processor, \d+ waves", done.stdout)
     assert row["source"] in done.stdout
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from taso_mirage.emit.cpu.printer import converted, expression_text, function_text, swept
+from taso_mirage.emit.cpu.printer import expression_text, function_text, static_cast, swept
 from taso_mirage.emit.statements import (
     If,
     Let,
@@ -31,7 +31,7 @@ PRINTED = {
     "n - g * 8 >= 8 && m - g * 4 >= 4": every([v.n - v.g * 8 >= 8, v.m - v.g * 4 >= 4]),
     "(a < b) == c": (v.a < v.b).equals(v.c),
     "g0 == 0 ? y : spare": select(v.y, v.g0.equals(0), v.spare),
-    "static_cast<float>(x[i + 1])": converted("float", v.x["i + 1"]),
+    "static_cast<float>(x[i + 1])": static_cast("float", v.x["i + 1"]),
     "{a, b + 1}": expression([v.a, v.b + 1]),
     "(a)": group(v.a),
     "columns<3, 4>(a, 1)": v["columns<3, 4>"](v.a, 1),

@@ -23,7 +23,7 @@ from taso_mirage.errors import InvalidOption, OutputError, RuntimeUnavailable, S
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.cost_cache import cache_path, proofs_path
-from taso_mirage.mugraph import verify
+from taso_mirage.mugraph import verification
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.search import FoundMuGraph
@@ -328,10 +328,13 @@ def test_a_link_of_another_users_is_no_database(cache: Path, tmp_path: Path) -> 
 
 def surveyed(goal: Graph) -> tuple[KernelRegion, dict[str, Any]]:
     """A region, and its row of a checkpoint."""
-    evidence = verify.verified_mugraph(goal, goal)
+    evidence = verification.verified_mugraph(goal, goal)
     assert isinstance(evidence, Evidence)
     row = {"mugraph": to_json(goal), "device": "H100", "seconds": {"fused": 1e-6, "apart": 1e-5}}
-    return KernelRegion(goal, (), 0, 0, 0), row | {"search": {"seconds": 1.0}, "evidence": verify.tests_json(evidence)}
+    return KernelRegion(goal, (), 0, 0, 0), row | {
+        "search": {"seconds": 1.0},
+        "evidence": verification.tests_json(evidence),
+    }
 
 
 def changed_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -354,7 +357,7 @@ def test_a_checkpoint_vouches_for_no_mugraph() -> None:
 
 def test_a_checkpoint_of_a_search_vouches_for_no_mugraph() -> None:
     goal = relu_of_sum(8, 4)
-    evidence = verify.verified_mugraph(goal, goal)
+    evidence = verification.verified_mugraph(goal, goal)
     assert isinstance(evidence, Evidence)
     kept = FoundMuGraph(goal, goal, 1e-6, "H100", evidence).as_json()
     assert FoundMuGraph.of_json(kept, goal).graph == goal

@@ -31,7 +31,7 @@ from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph
-from taso_mirage.mugraph.verify import SINGLE, verified_mugraph
+from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret

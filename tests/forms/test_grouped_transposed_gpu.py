@@ -21,7 +21,7 @@ from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.lowering.exact import Float64Oracle
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.operators.ops import term

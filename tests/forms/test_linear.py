@@ -26,7 +26,7 @@ from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.measure.target import CPU
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import alone, fused

@@ -20,7 +20,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence

@@ -18,7 +18,7 @@ from fuzz.mutate import TEXTS
 from fuzz.seeds import contents
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.runtime.register import PLAN_FORMAT
-from taso_mirage.runtime.tensorrt.plan import kernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = (None, True, 0, -1, 2**63, 1e308, float("nan"), float("inf"), "", [], {}, [[]], {"a": {}}, *TEXTS)

@@ -44,7 +44,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Tensor, constant, variable  # no
 from taso_mirage.mugraph.checkpoint import from_json  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.runtime.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
-from taso_mirage.runtime.tensorrt import plan, python_plugin, source  # noqa: E402
+from taso_mirage.runtime.tensorrt import plugin_attributes, plugin_source, python_plugin  # noqa: E402
 
 SEARCHED = Path(__file__).parent / "searched.json"
 Named = Iterator[tuple[str, str]]
@@ -210,8 +210,8 @@ def _tensorrt() -> Named:
         program = triton.program(codegen_triton.CASES[name]()[0])
         images = _images(program)
         made = cuda_kernel(program, [*images, *(each.with_ptx(_ptx(program, each)) for each in images)])
-        kernels[name] = plan.kernel(name, made.attributes, [None] * len(made.inputs))
-    for name, text in source.sources(kernels).items():
+        kernels[name] = plugin_attributes.kernel(name, made.attributes, [None] * len(made.inputs))
+    for name, text in plugin_source.sources(kernels).items():
         yield f"tensorrt/{name}", text
     module, missing = python_plugin.module(kernels)
     yield "tensorrt/plugins.py", module + "".join(f"# {name}: {why}\n" for name, why in missing.items())

@@ -18,7 +18,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.mugraph.checkpoint import from_json, to_json
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work

@@ -29,17 +29,17 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.closure import close
-from taso_mirage.mugraph.derivations.base import DerivationEdge
-from taso_mirage.mugraph.derivations.elementwise import MUL, SUB
+from taso_mirage.mugraph.derivations.arithmetic import MUL, SUB
+from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.field_check import Field32, refuted_derivations
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import fragments
-from taso_mirage.regions.quantized import of_integers
+from taso_mirage.regions.quantized_products import of_integers
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.targets.protocol import Trusted

@@ -18,11 +18,11 @@ from taso_mirage.meanings.field import agree
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import AbstractExpression
 from taso_mirage.mugraph.closure import Closure, close
-from taso_mirage.mugraph.derivations.base import DerivationEdge, DerivationKind
-from taso_mirage.mugraph.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, NEG, SQRT_KIND, SUB, Elementwise
-from taso_mirage.mugraph.derivations.folds import DOT, MAX_KIND, MEAN_KIND, SUM_KIND
+from taso_mirage.mugraph.derivations.arithmetic import ADD_KIND, DIV, EXP_KIND, MUL, NEG, SQRT_KIND, SUB, Elementwise
+from taso_mirage.mugraph.derivations.kind import DerivationEdge, DerivationKind
 from taso_mirage.mugraph.derivations.leaf import Input
-from taso_mirage.mugraph.derivations.variance import MERGED, ONE_PASS
+from taso_mirage.mugraph.derivations.one_pass_variance import MERGED, ONE_PASS
+from taso_mirage.mugraph.derivations.reductions import DOT, MAX_KIND, MEAN_KIND, SUM_KIND
 from taso_mirage.mugraph.field_check import Field32, refuted_derivations
 from taso_mirage.mugraph.labels import Labelled, label
 from taso_mirage.mugraph.pruning import Targets

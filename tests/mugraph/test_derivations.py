@@ -18,16 +18,16 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.derivations import folds
-from taso_mirage.mugraph.derivations.base import DerivationEdge
-from taso_mirage.mugraph.derivations.folds import FoldKind
+from taso_mirage.mugraph.derivations import reductions
+from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.derivations.overflow import OverflowEffect, Signs
+from taso_mirage.mugraph.derivations.reductions import FoldKind
 from taso_mirage.mugraph.search import FoundMuGraph, superoptimize
-from taso_mirage.mugraph.verify import SINGLE, verified_mugraph
+from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs, term
 
-FOLDER = Path(folds.__file__).parent.parent
+FOLDER = Path(reductions.__file__).parent.parent
 LEAVES = {"opaque", "weight"}
 """Terms that are no operators."""
 TOLD = frozenset({"op", "kind", "name", "form"})
@@ -173,7 +173,7 @@ def test_without_its_object_there_is_no_kernel() -> None:
 
 
 def test_a_product_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folds, "REDUCTIONS", [*folds.REDUCTIONS, Product()])
+    monkeypatch.setattr(reductions, "REDUCTIONS", [*reductions.REDUCTIONS, Product()])
     found = superoptimize(PRODUCT, best=3)
     assert len(found) == 3
     assert all("reduce_prod" in operators(kernels(each.graph.outputs)[0]) for each in found)

@@ -28,7 +28,7 @@ from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term

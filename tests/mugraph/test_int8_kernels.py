@@ -30,11 +30,11 @@ from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph import tile_work
-from taso_mirage.mugraph.integers import SUMMED, of_integers_or_floats
+from taso_mirage.mugraph.integer_operands import SUMMED, of_integers_or_floats
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions, superoptimize
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term

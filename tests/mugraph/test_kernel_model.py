@@ -16,7 +16,7 @@ from taso_mirage.emit.gpu.program import LaunchSchedule, guessed
 from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.structures import Limits, PlannedKernel, plans
-from taso_mirage.mugraph.tiles import tiled
+from taso_mirage.mugraph.tilings import tiled
 
 
 def test_what_combines_parts_has_whole_lines() -> None:

@@ -18,7 +18,7 @@ from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir.mugraph import tile
 from taso_mirage.ir.terms import Graph, Node, constant, topological, variable
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence, Failure

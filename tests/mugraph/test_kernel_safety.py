@@ -10,9 +10,9 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph import search as searching
-from taso_mirage.mugraph import tiles
+from taso_mirage.mugraph import tilings
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions, superoptimize
-from taso_mirage.mugraph.verify import SINGLE
+from taso_mirage.mugraph.verification import SINGLE
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 
@@ -186,7 +186,7 @@ def test_blocks_that_are_masked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The maximum of such a block is minus infinity, and minus infinity less itself is no
     number."""
     monkeypatch.setattr(searching, "SPLIT_FROM", 4)
-    monkeypatch.setattr(tiles, "ITERATION", (2, 512))
+    monkeypatch.setattr(tilings, "ITERATION", (2, 512))
     mask = x("mask", 64, 128)
     scores = term("add", matmul(Q, term("transpose", K, perm=(1, 0))), mask)
     found = superoptimize(Graph((Q, K, V, mask), (matmul(softmax(scores, 1), V),)), best=60)

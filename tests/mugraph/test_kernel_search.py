@@ -15,7 +15,7 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.mugraph.graph import KernelGraph, new_graph
 from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 
 ALONE = replace(H100, cluster=1)

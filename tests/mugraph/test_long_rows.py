@@ -24,8 +24,8 @@ from taso_mirage.mugraph.free import FreeSizes, at_sizes, part_sizes
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.mugraph.shrink import resized_goal
-from taso_mirage.mugraph.tiles import Tiled
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.tilings import Tiled
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
@@ -239,8 +239,8 @@ def test_a_length_that_no_power_of_two_divides_is_taken_in_parts(
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     from taso_mirage.emit import triton
 
-    monkeypatch.setattr("taso_mirage.mugraph.tiles.LONG", 512)
-    monkeypatch.setattr("taso_mirage.mugraph.tiles.STREAMED", 512)
+    monkeypatch.setattr("taso_mirage.mugraph.tilings.LONG", 512)
+    monkeypatch.setattr("taso_mirage.mugraph.tilings.STREAMED", 512)
     goal, search = softmax(4, length), Search(softmax(4, length), SearchOptions(), H100)
     looped = [each for each in search.candidates() if any(part_of(k) not in (length, 1) for k in each.plan)]
     found = [made for each in looped[:2] if (made := search.accepted(each)) is not None]

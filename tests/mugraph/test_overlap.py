@@ -26,8 +26,8 @@ from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.mugraph.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
-from taso_mirage.mugraph.tiles import Tiled
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.tilings import Tiled
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence

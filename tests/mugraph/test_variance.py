@@ -14,7 +14,7 @@ from taso_mirage.emit.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.mugraph.verify import SINGLE, verified_mugraph
+from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence, Failure

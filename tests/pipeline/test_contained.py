@@ -18,7 +18,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.measure.child import child
-from taso_mirage.mugraph.axes import Unifier
+from taso_mirage.mugraph.axis_classes import Unifier
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term

@@ -46,7 +46,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
-from taso_mirage.runtime.tensorrt.export import export
+from taso_mirage.runtime.tensorrt.plugin_export import export
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)

@@ -29,7 +29,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import comparisons, fused
 from taso_mirage.report.result import Result
-from taso_mirage.runtime import functions
+from taso_mirage.runtime import kernel_functions
 from taso_mirage.runtime.plan import PlannedNode
 
 LAYERS, KINDS = 5, 2
@@ -127,13 +127,13 @@ def test_a_function_that_computes_something_else_is_found(
     compared, the whole model is, without the library too."""
     if not regions:
         monkeypatch.setattr(regional.RegionalCheck, "differences", lambda self, optimized: [])
-    made = functions.computation
+    made = kernel_functions.computation
 
     def wrong(name: str, graph: Graph, *args: Any) -> Any:
         outputs = tuple([term("relu", o) if any(n.op == "gelu" for n in graph) else o for o in graph.outputs])
         return made(name, Graph(graph.inputs, outputs), *args)
 
-    monkeypatch.setattr(functions, "computation", wrong)
+    monkeypatch.setattr(kernel_functions, "computation", wrong)
     found = fused(large, CONFIG, "search", once=True)
     assert not found.kernels
     assert "the check failed with kernels" in str(found.notes)

@@ -25,7 +25,7 @@ from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import with_free_names
 from taso_mirage.mugraph.search import Search, SearchOptions
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import comparisons, fused, stage

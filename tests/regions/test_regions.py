@@ -23,7 +23,7 @@ from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.structures import Limits, plans
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret

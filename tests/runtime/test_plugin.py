@@ -37,8 +37,8 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cuda_kernel, images, sealed
-from taso_mirage.runtime.tensorrt.export import Exported, export
-from taso_mirage.runtime.tensorrt.plan import kernel as kernel_of
+from taso_mirage.runtime.tensorrt.plugin_attributes import kernel as kernel_of
+from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
 from taso_mirage.runtime.tensorrt.python_plugin import reordered
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -30,7 +30,7 @@ from taso_mirage.onnx_io import from_proto, load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.operators.ops import term
-from taso_mirage.runtime import build, build_kernels, carries_kernels, library, register
+from taso_mirage.runtime import build_kernels, carries_kernels, compilation, library, register
 from taso_mirage.runtime.embed import NAMES, EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel, sealed
 from taso_mirage.runtime.register import PLAN_FORMAT, metadata
@@ -576,7 +576,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyP
 def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = embedded(CASES["half"]())
     first = build_kernels(content, tmp_path)
-    monkeypatch.setattr(build, "compile_files", lambda command: pytest.fail(f"{command} ran again"))
+    monkeypatch.setattr(compilation, "compile_files", lambda command: pytest.fail(f"{command} ran again"))
     assert build_kernels(content, tmp_path) == first
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.compile import TensorMap
-from taso_mirage.runtime.build import LIBRARY
+from taso_mirage.runtime.compilation import LIBRARY
 from taso_mirage.runtime.plan import KernelImage, sealed
 
 pytestmark = pytest.mark.sampled(2)

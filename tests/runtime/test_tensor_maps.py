@@ -22,7 +22,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
-from taso_mirage.runtime.tensorrt.plan import kernel as plugin_kernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import kernel as plugin_kernel
 from taso_mirage.runtime.tensorrt.python_plugin import module
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -22,7 +22,7 @@ from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.pipeline.fuse import fused
 from taso_mirage.prove.rules.proofs import _Kept
-from taso_mirage.runtime.build import cache_folder
+from taso_mirage.runtime.compilation import cache_folder
 from taso_mirage.system import builds
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.system.store import Store
@@ -53,13 +53,13 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 COMPILE = """
 import ctypes
-from taso_mirage.runtime.build import compile_kernels
+from taso_mirage.runtime.compilation import compile_kernels
 path = compile_kernels(['extern "C" int answer() { return 42; }'], ["-O1"])
 print(ctypes.CDLL(str(path)).answer())
 """
 REGISTER = """
 import onnxruntime
-from taso_mirage.runtime.build import library
+from taso_mirage.runtime.compilation import library
 onnxruntime.SessionOptions().register_custom_ops_library(str(library()))
 """
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from taso_mirage.emit.cpu.bodies import LoweredBody
+from taso_mirage.emit.cpu.bodies import CarriedValues, LoweredBody
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
-from taso_mirage.emit.cpu.printer import converted, swept
+from taso_mirage.emit.cpu.printer import static_cast, swept
 from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory, Root
 from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
 from taso_mirage.emit.statements import (
@@ -62,11 +62,11 @@ class CppKernelFunction:
         given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
         results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
         pointers = [
-            _pointer(x, converted(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
+            _pointer(x, static_cast(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
             for i, x in enumerate([*given, *results])
             for const in ["const " if i < len(given) else ""]
         ]
-        whole = converted("const size_t*", v.tensors[len(types)])
+        whole = static_cast("const size_t*", v.tensors[len(types)])
         sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
         sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
         kernel = traits(self.node).lowering is Lowering.KERNEL
@@ -74,7 +74,7 @@ class CppKernelFunction:
         shown = f"grid {self.node.attr('grid')}, loop {self.node.attr('loop')}" if kernel else self.node.op
         size, rooms, free = self._rooms()
         doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
-        tensors = Let("tensors", converted("void**", "data"), "void**")
+        tensors = Let("tensors", static_cast("void**", "data"), "void**")
         body = swept([tensors, *rooms, *sizes, *free, *pointers, *computed], set())
         return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
 
@@ -122,11 +122,11 @@ class CppKernelFunction:
             raise Unsupported("a cluster of blocks; threads of a CPU exchange nothing")
         if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
             raise Unsupported("blocks that overlap; two threads would write to the same places")
-        made: list[Statement] = []
-        moved: list[Statement] = []
+        made, moved, cut = list[Statement](), list[Statement](), list[tuple[Dim, str]]()
         tiles: dict[Node, CppBuffer] = {}
         for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
             imap, fmap = self.node.attr("imap")[i], self.node.attr("fmap")[i]
+            cut += [(leaf.shape[axis], f"g{g}") for g, axis in enumerate(imap) if axis >= 0]
             tiles[leaf], start, steps = _tile(i, leaf, x, grid, loop, imap, fmap)
             c = (register_type if x.name in self.lazy.tables else memory_type)(x.dtype)
             (moved if steps else made).append(Let(tiles[leaf].name, start, f"const {c}* __restrict"))
@@ -137,10 +137,6 @@ class CppKernelFunction:
             made.append(_pointer(target, start))
             targets.append(target)
         made += self._staged(tiles, targets, moved)
-        axes = [
-            (x, g, axis) for x, of in zip(body.inputs, self.node.attr("imap"), strict=True) for g, axis in enumerate(of)
-        ]
-        cut = [(x.shape[axis], f"g{g}") for x, g, axis in axes if axis >= 0]
         return [*_block_indices(grid), *_tiled(cut, made)]
 
     def _staged(
@@ -148,7 +144,8 @@ class CppKernelFunction:
     ) -> list[Statement]:
         """The statements before, in and after the for-loop; those `moved` begin an iteration."""
         body, loop = self.node.attr("body"), self.node.attr("loop")
-        made = LoweredBody(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
+        carried = CarriedValues(self.lazy, self.memory)
+        made = LoweredBody(carried, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)
         results = [(x, t, False) for x, t in zip(outputs, targets, strict=True)]
         if loop == 1:
@@ -156,9 +153,9 @@ class CppKernelFunction:
         before = self._stage([(x, None, False) for x in made.invariants()])
         axes = zip(body.inputs, self.node.attr("fmap"), strict=True)
         cut = [(x.shape[axis], "iteration") for x, axis in axes if axis >= 0]
-        inside = _tiled(cut, [*moved, *self._stage(made.roots)])
+        inside = _tiled(cut, [*moved, *self._stage([*carried.first, *carried.last])])
         iterations = For("iteration", v.numbers(count_text((loop,))), tuple(inside))
-        return [*made.initial, *before, iterations, *self._stage(results)]
+        return [*carried.initial, *before, iterations, *self._stage(results)]
 
     def _stage(self, roots: Sequence[Root]) -> list[Statement]:
         schedule = LoopSchedule(self.memory)

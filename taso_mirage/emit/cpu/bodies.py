@@ -33,95 +33,55 @@ from taso_mirage.operators.ops import traits
 
 
 @dataclass
-class LoweredBody:
-    """A body's terms as lazy tensors, and the values that its for-loop keeps from one iteration to
-    the next."""
+class CarriedValues:
+    """The values that a for-loop keeps from one iteration to the next."""
 
     lazy: LazyMeaning
     memory: Memory
-    graph: Graph
-    fmap: Strides
-    loop: Dim
     initial: list[Statement] = field(default_factory=list)
-    roots: list[Root] = field(default_factory=list)
-    rests: list[Root] = field(default_factory=list)
-    found: dict[Node, Any] = field(default_factory=dict)
+    """Statements before the loop."""
+    first: list[Root] = field(default_factory=list)
+    last: list[Root] = field(default_factory=list)
+    """Values at the end of an iteration."""
     lags: dict[Node, LoopValue] = field(default_factory=dict)
     """The old less the new value of each running maximum."""
     scales: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.stage = loop_phases(self.graph, self.fmap, self.loop)
-        self.reads = users(self.graph)
-
-    def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
-        """The values of the body's outputs; the roots of the loop are noted on the way."""
-        self.found.update(tiles)
-        for node in self.graph:
-            if node not in self.found and node is not ABSENT:
-                args = [None if a is ABSENT else self.found[a] for a in node.args]
-                self.found[node] = self._value(node, args)
-        self.roots += self.rests
-        return [self.found[o] for o in self.graph.outputs]
-
-    def invariants(self) -> list[LoopValue]:
-        """Values that do not change in the loop but are read there, or both before and after it,
-        where they are computed at all."""
-        read = []
-        for node in self.graph:
-            after = {self.stage[user] for user in self.reads.get(node, ())}
-            if self.stage[node] is LoopPhase.INVARIANT and (
-                LoopPhase.LOOP in after or {LoopPhase.INVARIANT, LoopPhase.AFTER} <= after
-            ):
-                read.append(node)
-        values = [without_view(self.found[n]) for n in read if isinstance(self.found[n], LoopValue)]
-        return [v for v in values if isinstance(v, (Map, Reduce, Contract))]
-
-    def _value(self, node: Node, args: list[Any]) -> Any:
-        looped = self.loop != 1 and any(self.stage[a] is LoopPhase.LOOP for a in node.args)
-        if traits(node).lowering is Lowering.RUNNING:
-            return self._running(node, args[0]) if looped else args[0]
-        if traits(node).lowering is Lowering.ACCUMULATE:
-            return self._accumulated(node, args[0]) if looped else args[0]
-        return interpret_term(node, self.lazy, args)
-
-    def _running(self, node: Node, x: LoopValue) -> LoopValue:
+    def running(self, node: Node, x: LoopValue) -> LoopValue:
         """The maximum so far: `largest` has that of the iterations before, which begins low but
         finite."""
         old = self._room(x, "largest", LOWEST_FLOAT32)
         new = self.lazy.map(np.maximum, old, x)
         self.lags[node] = self.lazy.map(np.subtract, old, new)
-        self.roots.append((new, None, False))
-        self.rests.append((new, old, False))
+        self.first.append((new, None, False))
+        self.last.append((new, old, False))
         return new
 
-    def _accumulated(self, node: Node, x: LoopValue) -> LoopValue:
+    def accumulated(self, node: Node, x: LoopValue, alone: bool) -> LoopValue:
+        """The sum or maximum of `x` over the iterations; `alone`: nothing else reads `x`."""
         over, degree = node.attr("over"), node.attr("degree")
-        if over == "variance":
-            return self._variance(x, self.found[node.args[1]])
-        alone = len(self.reads[node.args[0]]) == 1
         target = self._room(x, "sum" if over != "max" else "largest", float("-inf") if over == "max" else 0.0)
         if over == "max":
-            self.roots.append((self.lazy.map(np.maximum, target, x), target, False))
+            self.first.append((self.lazy.map(np.maximum, target, x), target, False))
             return target
         if over == "rescaled" and degree:
             scale = self.lazy.expand(self._scale(node.args[1], degree), x.shape)
-            self.roots.append((self.lazy.map(np.multiply, target, scale), target, False))
+            self.first.append((self.lazy.map(np.multiply, target, scale), target, False))
         if not alone and isinstance(x, (Contract, Reduce)):
-            self.roots.append((x, None, False))
-        self.roots.append((x, target, True))
+            self.first.append((x, None, False))
+        self.first.append((x, target, True))
         return target
 
-    def _variance(self, part: LoopValue, part_mean: LoopValue) -> LoopValue:
-        """In one pass: `variance` and `mean` have those of the iterations before, `count` how many
-        there were."""
+    def variance(self, part: LoopValue, part_mean: LoopValue) -> LoopValue:
+        """The variance in one pass: `variance` and `mean` have those of the iterations before,
+        `count` how many there were."""
         variance, mean = self._room(part, "variance", 0.0), self._room(part_mean, "mean", 0.0)
         one = LoopConstant(part.dtype, (), 1.0)
         count = self._room(one, "count", 0.0)
         more = self.lazy.map(np.add, count, one)
         new, new_mean = merged_variance(self.lazy, variance, mean, part, part_mean, more)
-        self.roots += [(part_mean, None, False), (new, variance, False)]
-        self.rests += [(new_mean, mean, False), (more, count, False)]
+        self.first += [(part_mean, None, False), (new, variance, False)]
+        self.last += [(new_mean, mean, False), (more, count, False)]
         return variance
 
     def _scale(self, m: Node, degree: int) -> LoopValue:
@@ -140,3 +100,51 @@ class LoweredBody:
         first = tl.store(v[found.name]["i"], cpp_number(start, found.dtype))
         self.initial.append(loop("i", v.numbers(found.count), [first]))
         return found
+
+
+@dataclass
+class LoweredBody:
+    """A body's terms as lazy tensors."""
+
+    carried: CarriedValues
+    graph: Graph
+    fmap: Strides
+    loop: Dim
+    found: dict[Node, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.phases = loop_phases(self.graph, self.fmap, self.loop)
+        self.reads = users(self.graph)
+
+    def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
+        """The values of the body's outputs."""
+        self.found.update(tiles)
+        for node in self.graph:
+            if node not in self.found and node is not ABSENT:
+                self.found[node] = self._value(node, [None if a is ABSENT else self.found[a] for a in node.args])
+        return [self.found[o] for o in self.graph.outputs]
+
+    def invariants(self) -> list[LoopValue]:
+        """Values that do not change in the loop but are read there, or both before and after it,
+        where they are computed at all."""
+        read = []
+        for node in self.graph:
+            after = {self.phases[user] for user in self.reads.get(node, ())}
+            if self.phases[node] is LoopPhase.INVARIANT and (
+                LoopPhase.LOOP in after or {LoopPhase.INVARIANT, LoopPhase.AFTER} <= after
+            ):
+                read.append(node)
+        values = [without_view(self.found[n]) for n in read if isinstance(self.found[n], LoopValue)]
+        return [x for x in values if isinstance(x, (Map, Reduce, Contract))]
+
+    def _value(self, node: Node, args: list[Any]) -> Any:
+        lowering = traits(node).lowering
+        if lowering not in (Lowering.RUNNING, Lowering.ACCUMULATE):
+            return interpret_term(node, self.carried.lazy, args)
+        if self.loop == 1 or all(self.phases[a] is not LoopPhase.LOOP for a in node.args):
+            return args[0]
+        if lowering is Lowering.RUNNING:
+            return self.carried.running(node, args[0])
+        if node.attr("over") == "variance":
+            return self.carried.variance(*args)
+        return self.carried.accumulated(node, args[0], len(self.reads[node.args[0]]) == 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.emit.cpu.layouts import offset, strides_of
-from taso_mirage.emit.cpu.printer import converted, expression_text
+from taso_mirage.emit.cpu.printer import expression_text, static_cast
 from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.values import Affine, CppBuffer
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
@@ -101,7 +101,7 @@ def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side
 def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope:
     order = sorted(sizes, key=lambda x: x in result)
     to, x, y = (v["*"](side.at(order)) for side in (c, a, b))
-    made = converted("float", x) * converted("float", y)
+    made = static_cast("float", x) * static_cast("float", y)
     added = Let(expression_text(to), made, op="+=")
     return _looped(order, sizes, added, "nothing lies side by side, or too little")
 

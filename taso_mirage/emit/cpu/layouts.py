@@ -16,6 +16,7 @@ from taso_mirage.emit.cpu.values import (
     LoopValue,
     LoopView,
     contiguous,
+    shape_axes,
 )
 from taso_mirage.ir.dims import Dim, dim_product, gathered
 from taso_mirage.ir.mugraph import usual_size
@@ -29,11 +30,6 @@ def loop_variables(shape: Sequence[Dim]) -> AffineIndex:
         found.append(Affine() if n == 1 else Affine(0, ((f"i{i}", 1),)))
         i += n != 1
     return tuple(found)
-
-
-def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
-    """The index of an element by variables "0", "1"..., one an axis."""
-    return tuple([Affine(0, ((str(i), 1),)) for i in range(len(shape))])
 
 
 def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]:

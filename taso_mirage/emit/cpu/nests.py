@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.dots import fill, product_statements
 from taso_mirage.emit.cpu.layouts import offset
-from taso_mirage.emit.cpu.printer import converted
+from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
 from taso_mirage.emit.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
@@ -99,7 +99,7 @@ class NestStatements:
         if isinstance(value, CppBuffer):
             return self._load(value, index)
         if isinstance(value, LoopIota):
-            return self._named(value, converted(register_type(value.dtype), index[0]), self._from(index[0]))
+            return self._named(value, static_cast(register_type(value.dtype), index[0]), self._from(index[0]))
         assert isinstance(value, Map)
         if not value.fn.cpp:
             raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
@@ -113,7 +113,7 @@ class NestStatements:
             return self.stored[value.name, at]
         wanted, element = register_type(value.dtype), v[value.name][at]
         same = wanted == memory_type(value.dtype)
-        return self._named(value, element if same else converted(wanted, element), self._from(at))
+        return self._named(value, element if same else static_cast(wanted, element), self._from(at))
 
     def _named(self, value: LoopValue, made: Expression, depth: int) -> Register:
         name = self._fresh("v")
@@ -177,7 +177,7 @@ def _combined(item: StoreNest, place: Expression, text: str) -> Expression:
     if item.update:
         return _combine(item, place, text)
     wanted = memory_type(item.target.dtype)
-    return expression(text) if wanted == register_type(item.value.dtype) else converted(wanted, text)
+    return expression(text) if wanted == register_type(item.value.dtype) else static_cast(wanted, text)
 
 
 def _combine(item: StoreNest, a: Expression | str, b: str) -> Expression:

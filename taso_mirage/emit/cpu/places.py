@@ -1,4 +1,4 @@
-"""Where the tensors of a muGraph lie while its C++ program runs: the inputs and outputs of the entry
+"""The places of a muGraph's tensors while its C++ program runs: the inputs and outputs of the entry
 point, and the scratch memory between the kernels."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taso_mirage.emit.cpu.nests import memory_type
-from taso_mirage.emit.cpu.printer import converted
+from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.statements import Expression, expression, sum_of, v
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float
@@ -64,7 +64,7 @@ class Places:
 
     def room(self, bytes: Dim) -> Expression:
         """So much scratch memory."""
-        place = sum_of([converted("char*", "scratch"), *self.used()])
+        place = sum_of([static_cast("char*", "scratch"), *self.used()])
         self.scratch.append(bytes)
         return place
 

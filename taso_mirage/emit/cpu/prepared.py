@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.emit.cpu.places import Places
-from taso_mirage.emit.cpu.printer import converted
+from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.discovery import discovered
 from taso_mirage.emit.statements import (
     Expression,
@@ -216,7 +216,7 @@ class PreparedCalls:
         tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
         if made.rows != 0:
             yield Let(rows, expression(made.rows), "size_t")
-        at = converted("const char*", v.inputs[len(self.places.graph.inputs)])
+        at = static_cast("const char*", v.inputs[len(self.places.graph.inputs)])
         read = [self.places.of(x)[0], sum_of([at, *self._before(self.run)])]
         read = [_pointer(each) for each in read]
         read += [v.nullptr if arg is None else _pointer(self.places.of(arg)[0]) for arg in made.operands]
@@ -241,7 +241,7 @@ class PreparedCalls:
         for i, made in enumerate(self.terms):
             given = [self.places.graph.inputs.index(made.node.args[k]) for k in made.weights]
             places |= dict.fromkeys(given)
-            calls.append(made.prepare(given, sum_of([converted("char*", "prepared"), *self._before(i)])))
+            calls.append(made.prepare(given, sum_of([static_cast("char*", "prepared"), *self._before(i)])))
         said = expression([sum_of(self._before(len(self.terms))), len(places), *places])
         parameters = "const void** inputs", "void* prepared"
         prepare = ProgramFunction(f"{name}_prepare", parameters, (Scope(tuple(calls), True),), 'extern "C" void')
@@ -249,7 +249,7 @@ class PreparedCalls:
 
 
 def _pointer(place: Expression) -> Expression:
-    return v["const_cast<void*>"](converted("const void*", place))
+    return v["const_cast<void*>"](static_cast("const void*", place))
 
 
 def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunction]:
@@ -259,7 +259,7 @@ def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunc
         raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
     body: list[Statement] = []
     for i, made in enumerate(group):
-        block = v[f"{made.name}::block"](converted("void**", "data")[i], "number")
+        block = v[f"{made.name}::block"](static_cast("void**", "data")[i], "number")
         body += [when(v.number < made.blocks, Return(block)), Let("number", made.blocks, op="-=")]
     yield ProgramFunction(f"{names[0]}_blocks", ("void* data", "size_t number"), tuple(body), "static void")
     yield Let(f"all_{names[0]}", expression([f"tensors_{name}" for name in names]), "void*")

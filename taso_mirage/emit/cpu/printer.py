@@ -33,7 +33,7 @@ BINDS = {**RANKS, "&": 0, "choice": -1}
 """How strongly operators bind in C++; "&" stands between conditions."""
 
 
-def converted(dtype: str, value: ExpressionLike) -> Expression:
+def static_cast(dtype: str, value: ExpressionLike) -> Expression:
     """A value in another C++ type."""
     return v[f"static_cast<{dtype}>"](value)
 
@@ -83,10 +83,11 @@ def _statement(each: Statement) -> Iterator[str]:
 
 
 def _let(name: str, value: Expression, op: str) -> str:
-    if value.op == "list":
-        return f"{name}[] {op} {expression_text(value)};"
-    if value.op == "call" and value.args[0].text == "array":
-        return f"{name}[{expression_text(value.args[1])}];"
+    match value:
+        case Expression("list"):
+            return f"{name}[] {op} {expression_text(value)};"
+        case Expression("call", (Expression(_, (), "array"), count)):
+            return f"{name}[{expression_text(count)}];"
     return f"{name} {op} {expression_text(value)};"
 
 
@@ -117,13 +118,14 @@ def expression_text(x: Expression) -> str:
             return f"{shown[0]}[{shown[1]}]"
         case "call":
             return f"{shown[0]}({', '.join(shown[1:])})"
-    rank, sign = BINDS[x.op], "&&" if x.op == "&" else x.op
+    rank, sign = BINDS[x.op], {"&": "&&"}.get(x.op, x.op)
     return f"{_operand(x.args[0], rank + (rank == COMPARED))} {sign} {_operand(x.args[1], rank + 1)}"
 
 
 def _operand(x: Expression, least: int) -> str:
     """The text of a part that binds at least as strongly as this."""
-    return expression_text(x) if BINDS.get(x.op, POSTFIX) >= least else f"({expression_text(x)})"
+    rank = BINDS.get(x.op, POSTFIX)
+    return expression_text(x) if rank >= least else f"({expression_text(x)})"
 
 
 def swept(statements: Sequence[Statement], used: set[str]) -> tuple[Statement, ...]:

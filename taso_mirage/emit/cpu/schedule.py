@@ -16,7 +16,6 @@ from taso_mirage.emit.cpu.layouts import (
     offset_buffer,
     permutes,
     product_strides,
-    shape_axes,
     strip,
     unmerged,
     viewed,
@@ -24,6 +23,7 @@ from taso_mirage.emit.cpu.layouts import (
     without_views,
 )
 from taso_mirage.emit.cpu.values import (
+    Affine,
     AffineIndex,
     BufferSizes,
     Concat,
@@ -38,6 +38,7 @@ from taso_mirage.emit.cpu.values import (
     Reduce,
     Strides,
     contiguous,
+    shape_axes,
 )
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.meanings.functions import ADD, Function
@@ -175,23 +176,17 @@ class LoopSchedule:
         """The value in memory, computed now if it is not yet there."""
         if isinstance(value, CppBuffer):
             return value
-        if value in self.room.buffers:
-            return self.room.buffers[value]
-        if isinstance(value, Contract):
-            return self._contract(value)
-        target = self.room.allocate(value)
-        if isinstance(value, Map):
-            self._add(StoreNest(value, target))
-        else:
-            self.store(value, target)
-        self.room.buffers[value] = target
-        return target
-
-    def _contract(self, value: Contract) -> CppBuffer:
-        target = self.room.allocate(value, product_strides(value, self.room.buffers))
-        self.contract(value, target, False)
-        self.room.buffers[value] = target
-        return target
+        if value not in self.room.buffers:
+            strides = product_strides(value, self.room.buffers) if isinstance(value, Contract) else None
+            target = self.room.allocate(value, strides)
+            if isinstance(value, Contract):
+                self.contract(value, target, False)
+            elif isinstance(value, Map):
+                self._add(StoreNest(value, target))
+            else:
+                self.store(value, target)
+            self.room.buffers[value] = target
+        return self.room.buffers[value]
 
     def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
         """A product into a buffer; its operands come into memory first."""
@@ -233,22 +228,19 @@ class LoopSchedule:
             inverse = without_views(value, target)
             if inverse is not None:
                 return self.store(value.arg, inverse)
-        if isinstance(value, Flat) and value not in self.room.buffers and value.arg not in self.room.buffers:
+        if value in self.room.buffers:
+            return self._add(StoreNest(value, target))
+        if isinstance(value, Flat) and value.arg not in self.room.buffers:
             strides = unmerged(value.arg.shape, value.shape, target.strides)
             if strides is not None:
                 return self.store(value.arg, replace(target, shape=value.arg.shape, strides=strides))
-        if isinstance(value, Concat) and value not in self.room.buffers:
+        if isinstance(value, Concat):
             for part, start in zip(value.args, value.starts(), strict=True):
                 self.store(part, offset_buffer(target, part.shape, value.axis, start))
             return None
-        if (
-            isinstance(value, Contract)
-            and value not in self.room.buffers
-            and target.dtype == "float32"
-            and _plain(value, target, self.room.buffers)
-        ):
+        if isinstance(value, Contract) and target.dtype == "float32" and _plain(value, target, self.room.buffers):
             return self.contract(value, target, False)
-        if isinstance(value, Reduce) and value not in self.room.buffers:
+        if isinstance(value, Reduce):
             return self._add(StoreNest(value.arg, target, value.fn, value.axes))
         return self._add(StoreNest(value, target))
 
@@ -263,12 +255,12 @@ class LoopSchedule:
     def _add(self, store: StoreNest) -> None:
         """Into the first nest over the same elements at which all that the store reads is there,
         else into a new one."""
-        reads: dict[str, list[tuple[LoopValue, AffineIndex]]] = {}
-        found = self.leaves(store)
+        reads: dict[str, set[Affine]] = {}
+        leaves = self.leaves(store)
         store.memory = dict(self.room.buffers)
-        for leaf, index in found:
+        for leaf, index in leaves:
             if isinstance(leaf, CppBuffer):
-                reads.setdefault(leaf.name, []).append((leaf, index))
+                reads.setdefault(leaf.name, set()).add(offset(leaf, index))
         first = 0
         for name, places in reads.items():
             at = self._written.get(name, -1)
@@ -295,17 +287,14 @@ class LoopSchedule:
         folds = {s.folded for s in (*item.stores, store) if s.folded}
         return len(folds) < 2
 
-    def _pointwise(self, at: int, name: str, places: list[tuple[LoopValue, AffineIndex]], store: StoreNest) -> bool:
+    def _pointwise(self, at: int, name: str, places: set[Affine], store: StoreNest) -> bool:
         """Whether a nest writes every element of the buffer just before the store would read it
-        there."""
+        there, at one of these places."""
         nest = self.items[at]
         if not isinstance(nest, Nest) or not self._fits(nest, store):
             return False
         writers = [s for s in nest.stores if s.target.name == name]
-        own = [offset(s.target, s.variables) for s in writers]
-        return all(not w.folded for w in writers) and all(
-            offset(leaf, index) == o for leaf, index in places if isinstance(leaf, CppBuffer) for o in own
-        )
+        return all(not w.folded and places == {offset(w.target, w.variables)} for w in writers)
 
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
         """The leaves of the computation of a store's elements: buffers, numbers, positions.

@@ -168,16 +168,11 @@ def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = No
     known = kernels[0].sizes(inputs[0])
     outputs = [empty_aligned(fixed(o.shape, known), o.dtype) for o in kernels[0].graph.outputs]
     scratch = empty_aligned((max(each.scratch_bytes(known) for each in kernels),), np.uint8)
-    runs = [
-        cycle(
-            [
-                each.bound(x, outputs, made, scratch)
-                for x, made in zip(inputs, prepared[layout(each.graph)], strict=True)
-            ]
-        )
-        for each in kernels
-    ]
-    return [partial(_next, each) for each in runs]
+    calls: list[Callable[[], None]] = []
+    for each in kernels:
+        given = zip(inputs, prepared[layout(each.graph)], strict=True)
+        calls.append(partial(_next, cycle([each.bound(x, outputs, made, scratch) for x, made in given])))
+    return calls
 
 
 def _next(runs: Iterator[Callable[[], None]]) -> None:

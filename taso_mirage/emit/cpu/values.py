@@ -2,7 +2,7 @@
 (Halide's algorithm, PLDI'13).
 
 Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
-chosen in `loops`.
+chosen in `schedule`.
 """
 
 from __future__ import annotations
@@ -206,11 +206,8 @@ class LazyMeaning(Meaning[LoopValue]):
             # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
             # nothing to a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
-        if (
-            function is DIVIDE
-            and is_float(type.dtype)
-            and usual_size(xs[1].count) < usual_size(dim_product(type.shape or ()))
-        ):
+        fewer = usual_size(xs[-1].count) < usual_size(dim_product(type.shape or ()))
+        if function is DIVIDE and is_float(type.dtype) and fewer:
             # one quotient, and a product for each element: a rounding more, and several times
             # faster
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, args=(xs[1],)))
@@ -221,9 +218,8 @@ class LazyMeaning(Meaning[LoopValue]):
     def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
-            return Map(
-                dtype, shape, fn, args=tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
-            )
+            args = tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
+            return Map(dtype, shape, fn, args=args)
         axis = whole.axis - len(whole.shape) + len(shape)
         parts = []
         for part, start in zip(whole.args, whole.starts(), strict=True):
@@ -266,9 +262,7 @@ class LazyMeaning(Meaning[LoopValue]):
         large = [x for x in factors if wide <= _varies(x, a.shape)]
         others = [x for x in factors if x not in large]
         seen = set[int]().union(*[_varies(x, a.shape) for x in others])
-        known = (
-            len(large) == 1 and isinstance(large[0], (CppBuffer, LoopView)) and isinstance(_shown(large[0]), CppBuffer)
-        )
+        known = len(large) == 1 and isinstance(_shown(large[0]), CppBuffer)
         if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
             return None
         small = others[0]
@@ -327,9 +321,9 @@ class LazyMeaning(Meaning[LoopValue]):
                 low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
                 parts += [self.slice(part, axis, low, high)] if low < high else []
             return self.concat(parts, axis)
-        return _view(
-            a, shape, [(begin if i == axis else 0, ((i, step if i == axis else 1),)) for i in range(len(shape))]
-        )
+        axes = list(_own_axes(shape))
+        axes[axis] = begin, ((axis, step),)
+        return _view(a, shape, axes)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("cumulate", "pad", "window", "take", "take_along"):
@@ -350,23 +344,28 @@ def contiguous(shape: Sequence[Dim]) -> BufferSizes:
 
 
 def _retyped(a: LoopValue, dtype: str) -> LoopValue:
-    return (
-        a
-        if a.dtype == dtype
-        else LoopView(dtype, a.shape, tuple([(0, ((i, 1),)) for i in range(len(a.shape))]), args=(a,))
-    )
+    return a if a.dtype == dtype else LoopView(dtype, a.shape, _own_axes(a.shape), args=(a,))
+
+
+def _own_axes(shape: BufferSizes) -> tuple[Axis, ...]:
+    """The axes of a view in which each index is that of the operand."""
+    return tuple([(0, ((i, 1),)) for i in range(len(shape))])
+
+
+def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
+    """The index of an element by variables "0", "1"..., one an axis."""
+    return tuple([Affine(0, ((str(i), 1),)) for i in range(len(shape))])
 
 
 def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
     """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
+    made = LoopView(a.dtype, shape, tuple(axes), args=(a,))
     if not isinstance(a, LoopView):
-        return LoopView(a.dtype, shape, tuple(axes), args=(a,))
-    names = tuple(Affine(0, ((str(j), 1),)) for j in range(len(shape)))
-    index = a.inner(LoopView(a.dtype, shape, tuple(axes), args=(a,)).inner(names))
-    return LoopView(
-        a.dtype, shape, tuple([(i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index]), args=a.args
-    )
+        return made
+    index = a.inner(made.inner(shape_axes(shape)))
+    merged = tuple([(i.constant, tuple([(int(n), k) for n, k in i.terms])) for i in index])
+    return LoopView(a.dtype, shape, merged, args=a.args)
 
 
 def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
@@ -417,7 +416,7 @@ def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
 def _along(value: LoopValue, axes: set[int]) -> LoopValue:
     """The first element along all other axes."""
     shape = tuple(n if i in axes else 1 for i, n in enumerate(value.shape))
-    return _view(value, shape, [(0, ((i, 1),)) for i in range(len(shape))])
+    return _view(value, shape, _own_axes(shape))
 
 
 def _is_maximum(value: LoopValue) -> bool:

@@ -1,5 +1,5 @@
-"""The text of a convolution whose weights stay in shared memory: templates in Gluon, filled by
-`stationary.py`.
+"""The functions of a convolution whose weights stay in shared memory, in Gluon; `stationary.py`
+fills their holes.
 
 Why nothing is read that is not there. A group copies into the slot that it read an iteration
 before: all its threads have met since, where they waited for the next tile. Operands that tensor
@@ -32,142 +32,132 @@ def by_position(x, N: gl.constexpr, LAYOUT: gl.constexpr):
     x = gl.permute(gl.reshape(x, [2, 4, 2, 8, N]), [1, 3, 0, 2, 4])
     return gl.convert_layout(gl.reshape(x, [128, N]), LAYOUT, assert_trivial=True)
 '''
-PLACES_AND_LOADS = '''@gluon.jit
-def {name}_place(tile):
+FUNCTIONS = '''def KERNEL_place(tile):
     """Of a tile: its image, plane and phases, and its first position."""
-    first = tile % {tiles} * {step}
-    at = tile // {tiles}
-    phase_high = at % {phases_high}
-    at = at // {phases_high}
-    phase_deep = at % {phases_deep}
-    at = at // {phases_deep}
-    return gl.cast(at // {planes}, gl.int64), at % {planes}, phase_deep, phase_high, first
+    first = tile % {s.tiles} * {4 * s.kept}
+    at = tile // {s.tiles}
+    phase_high = at % {high.phases}
+    at = at // {high.phases}
+    phase_deep = at % {deep.phases}
+    at = at // {deep.phases}
+    return gl.cast(at // {deep.positions}, gl.int64), at % {deep.positions}, phase_deep, phase_high, first
 
 
-@gluon.jit
-def {name}_taps(phase_deep, phase_high):
+def KERNEL_taps(phase_deep, phase_high):
     """Elements of the kernel that a tile sees, along the first two axes."""
-    return {taps_deep}, {taps_high}
+    return {deep.taps_of(v.phase_deep)}, {high.taps_of(v.phase_high)}
 
 
-@gluon.jit
-def {name}_seen(first, LAYOUT: gl.constexpr):
+def KERNEL_seen(first, LAYOUT: gl.constexpr):
     """What the positions of a tile see of a plane: rows, and where in it, for the first element."""
     chunk = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    position = first + chunk // {warp_chunks} * {kept} + chunk % {warp_chunks} * 4
-    top = position // {pitch}
-    left = position % {pitch} - {gap}
-    row = {row}
-    return gl.where((left >= 0) & (left < {size}), row, {beyond}), row * {size} + left
+    position = first + chunk // 8 * {s.kept} + chunk % 8 * 4
+    top = position // {s.pitch}
+    left = position % {s.pitch} - {s.gap}
+    row = {top}
+    return gl.where((left >= 0) & (left < {row.size}), row, {beyond}), row * {row.size} + left
 
 
-@gluon.jit
-def {name}_ahead(tile, LAYOUT: gl.constexpr):
+def KERNEL_ahead(tile, LAYOUT: gl.constexpr):
     """Of a tile that is to be loaded: its image and plane, the elements of the kernel that it sees along the second axis, its steps, and
     what its positions see."""
-    image, plane, phase_deep, phase_high, first = {name}_place(tile)
-    low_taps, high_taps = {name}_taps(phase_deep, phase_high)
-    rows, where = {name}_seen(first, LAYOUT)
-    return image, plane, high_taps, low_taps * high_taps * {chunks}, rows, where
+    image, plane, phase_deep, phase_high, first = KERNEL_place(tile)
+    low_taps, high_taps = KERNEL_taps(phase_deep, phase_high)
+    rows, where = KERNEL_seen(first, LAYOUT)
+    return image, plane, high_taps, low_taps * high_taps * {s.chunks}, rows, where
 
 
-@gluon.jit
-def {name}_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT: gl.constexpr):
+def KERNEL_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT: gl.constexpr):
     """Some channels of a tile, through one element of the kernel along the first two axes."""
-    tap = step // {chunks}
-    begin = step % {chunks} * {depth}
+    tap = step // {s.chunks}
+    begin = step % {s.chunks} * {s.depth}
     low = tap // high_taps
     tap = tap % high_taps
-    plane_x = {plane_x}
+    plane_x = {deep.seen(v.plane, v.low)}
     further = {further}
-    c = gl.arange(0, {depth}, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
-    seen = (rows + further >= 0) & (rows + further < {height}) & (plane_x >= 0) & (plane_x < {planes_x})
-    mask = gl.expand_dims(seen, 0) & gl.expand_dims(begin + c < {channels}, 1)
+    c = gl.arange(0, {s.depth}, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    seen = (rows + further >= 0) & (rows + further < {high.size}) & (plane_x >= 0) & (plane_x < {deep.size})
+    mask = gl.expand_dims(seen, 0) & gl.expand_dims(begin + c < {s.inputs}, 1)
     inner = gl.expand_dims(gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0), 1)
-    at = gl.expand_dims(gl.expand_dims(c * {volume}, 1) + gl.expand_dims(where, 0), 2) + inner
+    at = gl.expand_dims(gl.expand_dims(c * {s.volume}, 1) + gl.expand_dims(where, 0), 2) + inner
     mask = gl.expand_dims(mask, 2) & (inner >= 0)
-    at = gl.reshape(at, [{depth}, 128])
-    mask = gl.reshape(mask, [{depth}, 128])
-    x = x + image * {image} + (begin * {volume} + plane_x * {area} + further * {size})
+    at = gl.reshape(at, [{s.depth}, 128])
+    mask = gl.reshape(mask, [{s.depth}, 128])
+    x = x + image * {s.inputs * s.volume} + (begin * {s.volume} + plane_x * {high.size * row.size} + further * {row.size})
     at = gl.max_contiguous(gl.multiple_of(at, [1, 4]), [1, 4])
     async_copy.async_copy_global_to_shared(slot, x + at, gl.max_constancy(mask, [1, 4]))
 
 
-@gluon.jit
-def {name}_next(x, slot, following, total, stride, step, image, plane, high_taps, left, rows, where, LAYOUT: gl.constexpr):
+def KERNEL_next(x, slot, following, total, stride, step, image, plane, high_taps, left, rows, where, LAYOUT: gl.constexpr):
     """Load a step of the following tile, if there is one; returns what is loaded after it."""
     if following < total:
-        {name}_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT)
+        KERNEL_load(x, slot, image, plane, rows, where, high_taps, step, LAYOUT)
     async_copy.commit_group()
     step += 1
     if step == left:
         step = 0
-        following += stride * {groups}
-        image, plane, high_taps, left, rows, where = {name}_ahead(following, LAYOUT)
+        following += stride * 2
+        image, plane, high_taps, left, rows, where = KERNEL_ahead(following, LAYOUT)
     return following, step, image, plane, high_taps, left, rows, where
-'''
-GROUP_OF_WARPS = """@gluon.jit
-def {name}_group({arguments}, weights, ring, total, columns, first_tile, stride, GROUP: gl.constexpr, STAGES: gl.constexpr):
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {width}, 8])
-    DOT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
-    COPIED: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [4, 1, 1], [2, 1, 0])
-    LOADED: gl.constexpr = gl.DistributedLinearLayout({loaded}, [], [{depth}, 128])
-    SUMMED: gl.constexpr = gl.DistributedLinearLayout({summed}, [], [128, {width}])
-    STORED: gl.constexpr = gl.DistributedLinearLayout({stored}, [], [{results}, {width}])
-    following = first_tile * {groups} + GROUP
-    image, plane, high_taps, left, rows, where = {name}_ahead(following, COPIED)
+
+
+def KERNEL_group(*OPERANDS, weights, ring, total, columns, first_tile, stride, GROUP: gl.constexpr, STAGES: gl.constexpr):
+    {form.layouts()}
+    following = first_tile * 2 + GROUP
+    image, plane, high_taps, left, rows, where = KERNEL_ahead(following, COPIED)
     step = 0
     for i in gl.static_range(STAGES - 1):
-        following, step, image, plane, high_taps, left, rows, where = {name}_next(
+        following, step, image, plane, high_taps, left, rows, where = KERNEL_next(
             x, ring.index(GROUP * STAGES + i), following, total, stride, step, image, plane, high_taps, left, rows, where, COPIED)
     slot = 0
     ahead = STAGES - 1
-    tile_x = rounded_tile(ring, GROUP * STAGES, STAGES, {depth}, LOADED, DOT)
-    for tile in range(first_tile * {groups} + GROUP, total, stride * {groups}):
-        own_image, own_plane, own_deep, own_high, own_first = {name}_place(tile)
-        own_low, own_taps = {name}_taps(own_deep, own_high)
-{zeros}
-        for t in range(own_low * own_taps * {chunks}):
-            place_w = {place_w}
-{products}
-            following, step, image, plane, high_taps, left, rows, where = {name}_next(
+    tile_x = rounded_tile(ring, GROUP * STAGES, STAGES, {s.depth}, LOADED, DOT)
+    for tile in range(first_tile * 2 + GROUP, total, stride * 2):
+        own_image, own_plane, own_deep, own_high, own_first = KERNEL_place(tile)
+        own_low, own_taps = KERNEL_taps(own_deep, own_high)
+        {form.zeros()}
+        for t in range(own_low * own_taps * {s.chunks}):
+            place_w = {form.element()}
+            {form.products()}
+            following, step, image, plane, high_taps, left, rows, where = KERNEL_next(
                 x, ring.index(GROUP * STAGES + ahead), following, total, stride, step, image, plane, high_taps, left, rows, where, COPIED)
             ahead = gl.where(ahead == STAGES - 1, 0, ahead + 1)
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
-            next_x = rounded_tile(ring, GROUP * STAGES + slot, STAGES, {depth}, LOADED, DOT)
-            {sums}, tile_x = warpgroup_mma_wait(0, deps=({tokens}, tile_x))  # it is read until here
+            next_x = rounded_tile(ring, GROUP * STAGES + slot, STAGES, {s.depth}, LOADED, DOT)
+            *SUMS, tile_x = warpgroup_mma_wait(0, deps=({*form.tokens}, tile_x))  # it is read until here
             tile_x = next_x
-{ends}
+        {form.ends()}
     async_copy.wait_group(0)
-"""
-ENTRY = """@gluon.jit{free}
-def {name}({arguments}{sizes}, STAGES: gl.constexpr, PRECISION: gl.constexpr = 'tf32', OVERLAP: gl.constexpr = False,
-    LATE: gl.constexpr = False):
-    columns = gl.program_id(0) % {parts} * {width}
-    first = gl.program_id(0) // {parts}
-    stride = gl.num_programs(0) // {parts}
-    total = ({images}) * {tiles_of_image}
-    weights = gl.allocate_shared_memory(gl.float32, [{elements}, {width}, {depth}], gl.NVMMASharedLayout({row_bytes}, 32, 2))
-    ring = gl.allocate_shared_memory(gl.float32, [{groups} * STAGES, {depth}, 128], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
-    if OVERLAP:  # loads follow the wait for the kernel before
-        tl.extra.cuda.gdc_wait()
-    if OVERLAP and not LATE:  # the one after may start now, and waits as well; else at the end
-        tl.extra.cuda.gdc_launch_dependents()
-    COPIED: gl.constexpr = gl.BlockedLayout([1, {weight_chunk}], [{weight_lanes}], [4, 1], [1, 0])
-    o = columns + gl.arange(0, {width}, gl.SliceLayout(1, COPIED))
-    d = gl.arange(0, {depth}, gl.SliceLayout(0, COPIED))
-    for i in range({elements}):
-        c = i % {chunks} * {depth} + d
-        at = w + (i // {elements_of_row} * {all_columns} * {whole} + i % {elements_of_row} // {chunks} * {channels})
-        mask = gl.expand_dims(o < {all_columns}, 1) & gl.expand_dims(c < {channels}, 0)
-        at = at + gl.expand_dims(o * {whole}, 1) + gl.expand_dims(c, 0)
+
+
+def KERNEL():
+    columns = gl.program_id(0) % {s.parts} * {s.width}
+    first = gl.program_id(0) // {s.parts}
+    stride = gl.num_programs(0) // {s.parts}
+    total = {images} * {s.tiles_of_image}
+    weights = gl.allocate_shared_memory(gl.float32, [{s.elements}, {s.width}, {s.depth}], gl.NVMMASharedLayout({4 * s.depth}, 32, 2))
+    ring = gl.allocate_shared_memory(gl.float32, [2 * STAGES, {s.depth}, 128], gl.SwizzledSharedLayout(8, 1, 4, [1, 0]))
+    {waiting}
+    COPIED: gl.constexpr = gl.BlockedLayout([1, {s.vector}], {s.lanes}, [4, 1], [1, 0])
+    o = columns + gl.arange(0, {s.width}, gl.SliceLayout(1, COPIED))
+    d = gl.arange(0, {s.depth}, gl.SliceLayout(0, COPIED))
+    for i in range({s.elements}):
+        c = i % {s.chunks} * {s.depth} + d
+        at = w + (i // {s.elements // s.sums} * {s.columns} * {s.taps * s.inputs} + i % {s.elements // s.sums} // {s.chunks} * {s.inputs})
+        mask = gl.expand_dims(o < {s.columns}, 1) & gl.expand_dims(c < {s.inputs}, 0)
+        at = at + gl.expand_dims(o * {s.taps * s.inputs}, 1) + gl.expand_dims(c, 0)
         async_copy.async_copy_global_to_shared(weights.index(i), at, mask)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
     gl.thread_barrier()
     gl.warp_specialize([
-        ({name}_group, ({arguments}, weights, ring, total, columns, first, stride, 0, STAGES)),
-        ({name}_group, ({arguments}, weights, ring, total, columns, first, stride, 1, STAGES)),
+        (KERNEL_group, ({*OPERANDS}, weights, ring, total, columns, first, stride, 0, STAGES)),
+        (KERNEL_group, ({*OPERANDS}, weights, ring, total, columns, first, stride, 1, STAGES)),
     ], [4], [{registers}])
+'''
+MOVED = """def KERNEL_moved_SHIFT(x):
+    return gl.inline_asm_elementwise(
+        {moves},
+        "=&r,=&r,=&r,=&r,r,r,r,r", [x], dtype=gl.float32, is_pure=False, pack=4)
 """

@@ -11,12 +11,12 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.forms.base.device_ranking import ranked_mugraphs
 from taso_mirage.forms.base.form import Form, ModelTerms, own_terms
-from taso_mirage.forms.base.ranking import ranked_mugraphs
 from taso_mirage.forms.base.single_precision import FusedKind
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.mugraph.search import FoundMuGraph
-from taso_mirage.mugraph.verify import verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size

@@ -11,7 +11,7 @@ import numpy as np
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.meanings.field import Residues
-from taso_mirage.mugraph.derivations.base import (
+from taso_mirage.mugraph.derivations.kind import (
     BodyWriter,
     Costing,
     DerivationEdge,
@@ -21,8 +21,8 @@ from taso_mirage.mugraph.derivations.base import (
     Written,
 )
 from taso_mirage.mugraph.derivations.overflow import OverflowEffect
-from taso_mirage.mugraph.functions import applied, with_operands
 from taso_mirage.mugraph.goal import Labelled
+from taso_mirage.mugraph.opaque_functions import applied, with_operands
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from taso_mirage.lowering.backend import Record
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
-from taso_mirage.mugraph.verify import AGAIN, verified_mugraph
+from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
 from taso_mirage.system.builds import private_folder
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json

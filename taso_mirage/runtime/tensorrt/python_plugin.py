@@ -13,8 +13,9 @@ from textwrap import indent
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.runtime.tensorrt.kernels import TYPES, LaunchImage, PluginKernel
-from taso_mirage.runtime.tensorrt.source import NAMESPACE
+from taso_mirage.runtime.plan import KernelImage
+from taso_mirage.runtime.tensorrt.plugin_kernel import TYPES, PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024
 """Bytes of shared memory that a launch has without asking for more, which TensorRT is not known to
@@ -56,7 +57,7 @@ def _plugin(name: str, kernel: PluginKernel) -> str:
     )
 
 
-def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
+def _single(kernel: PluginKernel) -> tuple[KernelImage, str]:
     """The one image in PTX, with its parameters in the order of TensorRT.
 
     Raises Unsupported where there is none.
@@ -71,7 +72,7 @@ def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
         raise Unsupported(f"it takes {image.shared} bytes of shared memory, more than {SHARED_ALWAYS}")
     if launch.cluster != 1:
         raise Unsupported("its blocks run in clusters, which TensorRT does not launch")
-    if image.mapped:
+    if image.maps:
         raise Unsupported("it takes tensor maps, which TensorRT does not make")
     if image.overlap:
         raise Unsupported("it waits for the kernel before it, which TensorRT does not launch so")

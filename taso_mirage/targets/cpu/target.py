@@ -22,8 +22,8 @@ class Cpu:
     name = "cpu"
     provider = PROVIDER
     device = device.CPU_DEVICE
-    gpu = False
-    channels_last = False
+    on_cores = True
+    mixes_layouts = False
     blocked = True
     profiles = True
     shares = True

@@ -24,7 +24,7 @@ class Cuda:
     options: TargetOptions = DEFAULT
     name = "cuda"
     provider = PROVIDER
-    gpu = True
+    on_cores = False
     blocked = False
     profiles = False
     shares = True
@@ -65,8 +65,8 @@ class Cuda:
         return self
 
     @property
-    def channels_last(self) -> bool:
-        return CHANNELS_LAST in self.options
+    def mixes_layouts(self) -> bool:
+        return CHANNELS_LAST not in self.options
 
     @property
     def stamp(self) -> Stamp:

@@ -24,8 +24,8 @@ class OpenVino:
     options: TargetOptions = DEFAULT
     name = "openvino"
     device = device.CPU_DEVICE
-    gpu = False
-    channels_last = False
+    on_cores = True
+    mixes_layouts = False
     blocked = False
     profiles = False
     shares = False

@@ -9,28 +9,12 @@ from hashlib import blake2b
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.runtime.plan import KernelImage
 
 TYPES = {"float32": "FP32", "float16": "FP16"}
 """The dtypes that a plugin takes and gives, as TensorRT's Python interface names them."""
 MOST_DIMS = 8
 """Dims of a TensorRT tensor, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchImage:
-    """Code of one launch: a cubin for one compute capability (90 is 9.0), or PTX for it and newer
-    ones. `shared`: bytes of dynamic shared memory; `hidden`: null pointers after the arguments;
-    `overlap`: it waits itself for the kernel before it; `mapped`: it takes tensor maps."""
-
-    capability: int
-    ptx: bool
-    symbol: str
-    content: bytes
-    warps: int
-    shared: int
-    hidden: int
-    overlap: bool = False
-    mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +27,7 @@ class PluginLaunch:
 
     grid: tuple[int, int, int]
     arguments: tuple[str, ...]
-    images: tuple[LaunchImage, ...]
+    images: tuple[KernelImage, ...]
     cluster: int = 1
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from taso_mirage.ir.terms import Node
-from taso_mirage.mugraph.axes import AxisLabels, Label, LabelledAxes
-from taso_mirage.mugraph.derivations.base import DerivationKind
+from taso_mirage.mugraph.axis_classes import AxisLabels, Label, LabelledAxes
+from taso_mirage.mugraph.derivations.kind import DerivationKind
 
 
 class TermForm(Enum):

@@ -9,13 +9,14 @@ import operator
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
+from taso_mirage.emit.compile import TensorMap
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.runtime.plan import KernelImage
 from taso_mirage.runtime.register import PLAN_FORMAT
-from taso_mirage.runtime.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
+from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
 
 HEAD = f"taso_mirage {PLAN_FORMAT} cuda"
 PLAN = "plan"
@@ -64,10 +65,11 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _S
     def tensors(role: str) -> tuple[Tensor, ...]:
         return tuple(Tensor(dtype, tuple(_value(text, sizes) for text in dims)) for dtype, *dims in named(role))
 
-    images: dict[int, list[LaunchImage]] = {}
+    images: dict[int, list[KernelImage]] = {}
     texts = [attributes[f"image_{i}"] for i, _ in enumerate(named("image"))]
     for row, text, maps in zip(named("image"), texts, _followed(rows, "image", "map"), strict=True):
-        images.setdefault(int(row[0]), []).append(replace(_image(row[1:], text), mapped=bool(maps)))
+        made = _image(row, text, tuple([_map(fields, sizes) for fields in maps]))
+        images.setdefault(made.kernel, []).append(made)
     kernels = list(enumerate(zip(named("kernel"), _followed(rows, "kernel", "cluster"), strict=True)))
     launches = tuple(
         PluginLaunch(
@@ -104,8 +106,8 @@ def _chosen(rows: Sequence[list[str]], sizes: Mapping[str, int]) -> slice:
     return slice(start, None)
 
 
-def _image(row: Sequence[str], text: str) -> LaunchImage:
-    capability, kind, symbol, warps, shared, hidden, overlap, length, checksum = row
+def _image(row: Sequence[str], text: str, maps: tuple[TensorMap, ...]) -> KernelImage:
+    kernel, capability, kind, symbol, warps, shared, hidden, overlap, length, checksum = row
     if not re.fullmatch(r"[A-Za-z_]\w*", symbol, re.ASCII):  # it goes into generated source
         raise ValueError(f"{symbol!r} is no name of a function")
     content = base64.b64decode(text, validate=True)
@@ -113,9 +115,14 @@ def _image(row: Sequence[str], text: str) -> LaunchImage:
         raise ValueError(
             f"the image of {symbol} has {len(content)} bytes, not the {length} of the plan: it was changed"
         )
-    return LaunchImage(
-        int(capability), kind == "ptx", symbol, content, int(warps), int(shared), int(hidden), overlap == "1"
-    )
+    launch = symbol, int(warps), int(shared), int(hidden), overlap == "1"
+    return KernelImage(int(kernel), int(capability), content, *launch, kind == "ptx", maps)
+
+
+def _map(fields: Sequence[str], sizes: Mapping[str, int]) -> TensorMap:
+    argument, *places, swizzle, outside = fields
+    shape, strides, box = (tuple([_value(text, sizes) for text in each.split(",")]) for each in places)
+    return TensorMap(int(argument), shape, strides, box, int(swizzle), outside == "nan")
 
 
 def _bound(inputs: Sequence[Sequence[str]], shapes: _Shapes) -> dict[str, int]:

@@ -18,11 +18,11 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import AbstractExpression
-from taso_mirage.mugraph.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
-from taso_mirage.mugraph.derivations.elementwise import MUL, SQUARE, SUB
-from taso_mirage.mugraph.derivations.folds import DOT, MEAN_KIND, SUM_KIND, mean_of
+from taso_mirage.mugraph.derivations.arithmetic import MUL, SQUARE, SUB
+from taso_mirage.mugraph.derivations.kind import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
 from taso_mirage.mugraph.derivations.overflow import OverflowEffect, Signs
-from taso_mirage.mugraph.derivations.terms import ScalarTerm, seen
+from taso_mirage.mugraph.derivations.reductions import DOT, MEAN_KIND, SUM_KIND, mean_of
+from taso_mirage.mugraph.derivations.scalar_terms import ScalarTerm, seen
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.pruning import Targets
 from taso_mirage.operators.ops import term

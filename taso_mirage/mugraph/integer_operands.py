@@ -19,7 +19,7 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import SIGN, Lowering
 from taso_mirage.ir.terms import LEAVES, Node, constant, is_computed, topological, with_args
 from taso_mirage.meanings.base import Scalar
-from taso_mirage.mugraph.functions import is_scalar
+from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 

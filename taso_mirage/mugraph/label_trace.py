@@ -17,10 +17,9 @@ from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Node, Tensor, is_computed
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
-from taso_mirage.mugraph.axes import AxisLabels, Label, LabelledAxes, Unifier
-from taso_mirage.mugraph.derivations import folds
-from taso_mirage.mugraph.derivations.base import DerivationKind
-from taso_mirage.mugraph.derivations.elementwise import (
+from taso_mirage.mugraph.axis_classes import AxisLabels, Label, LabelledAxes, Unifier
+from taso_mirage.mugraph.derivations import reductions
+from taso_mirage.mugraph.derivations.arithmetic import (
     ADD_KIND,
     ARITHMETIC,
     MUL,
@@ -30,9 +29,10 @@ from taso_mirage.mugraph.derivations.elementwise import (
     SQUARE,
     SUB,
 )
-from taso_mirage.mugraph.derivations.folds import DOT, MEAN_KIND, SUM_KIND
-from taso_mirage.mugraph.derivations.terms import ScalarTerm, TermForm, below, seen
-from taso_mirage.mugraph.integers import SUMMED
+from taso_mirage.mugraph.derivations.kind import DerivationKind
+from taso_mirage.mugraph.derivations.reductions import DOT, MEAN_KIND, SUM_KIND
+from taso_mirage.mugraph.derivations.scalar_terms import ScalarTerm, TermForm, below, seen
+from taso_mirage.mugraph.integer_operands import SUMMED
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -225,7 +225,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
                 raise Unsupported("a fold of minimum over truth values")
             largest = self.reduce(np.maximum, self.map(np.negative, a), axes, keepdims)
             return self.map(np.negative, largest)
-        kind = next((each for each in folds.REDUCTIONS if each.fold is fn), None)
+        kind = next((each for each in reductions.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])

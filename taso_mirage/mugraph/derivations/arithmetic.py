@@ -12,7 +12,7 @@ from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.field import Residues
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import ROOT_LEVELS, AbstractExpression
-from taso_mirage.mugraph.derivations.base import (
+from taso_mirage.mugraph.derivations.kind import (
     BodyWriter,
     DerivationEdge,
     DerivationKind,

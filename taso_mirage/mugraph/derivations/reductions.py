@@ -14,7 +14,7 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.meanings.field import Residues
 from taso_mirage.mugraph.abstract import Algebra
 from taso_mirage.mugraph.atoms import AbstractExpression
-from taso_mirage.mugraph.derivations.base import (
+from taso_mirage.mugraph.derivations.kind import (
     BodyWriter,
     Costing,
     DerivationEdge,

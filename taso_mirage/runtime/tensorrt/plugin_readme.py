@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.runtime.tensorrt.kernels import PluginKernel, PluginLaunch
-from taso_mirage.runtime.tensorrt.model import Models
+from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
+from taso_mirage.runtime.tensorrt.plugin_model import Models
 
 OLDEST_PARSER = 17
 """The newest opset that the ONNX parser of TensorRT 8.6 takes."""

@@ -23,10 +23,10 @@ from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.files import data_files
 from taso_mirage.onnx_io.outputs import check_folder, check_outputs
 from taso_mirage.runtime.tensorrt import python_plugin
-from taso_mirage.runtime.tensorrt.kernels import PluginKernel
-from taso_mirage.runtime.tensorrt.model import models, write_model
-from taso_mirage.runtime.tensorrt.readme import readme
-from taso_mirage.runtime.tensorrt.source import sources
+from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_model import models, write_model
+from taso_mirage.runtime.tensorrt.plugin_readme import readme
+from taso_mirage.runtime.tensorrt.plugin_source import sources
 from taso_mirage.system.files import write_file
 
 CHECKER = Path(__file__).parent / "check_samples.py"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from taso_mirage.devices.device import Device
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivations.base import TileCounts
-from taso_mirage.mugraph.derivations.folds import DOT
+from taso_mirage.mugraph.derivations.kind import TileCounts
+from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.kernel_seconds import fitted, seconds_of_work
 from taso_mirage.mugraph.structures import Plan, PlannedKernel, labels_of
 from taso_mirage.mugraph.tile_work import STORED, KernelWork, TileSizes, TileWork

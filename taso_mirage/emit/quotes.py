@@ -1,0 +1,142 @@
+"""Programs that are quoted: the text of functions, read as statements.
+
+A function that is much the same for all sizes is best read as what it becomes. What stands in
+braces in its text is computed when it is read: an expression, or on a line of its own statements,
+or as a condition whether statements are there. `{*names}` are several arguments; so is a parameter
+with a star, or a target. Comments, and the ends of lines within a call, are kept.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taso_mirage.emit.statements import (
+    Expression,
+    For,
+    If,
+    Let,
+    Parameter,
+    ProgramFunction,
+    Return,
+    Roles,
+    Statement,
+    below,
+    expression,
+)
+
+LANGUAGE = "gl"
+"""How a quoted text names the language itself."""
+OPERATORS: dict[type[ast.AST], str] = {
+    **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.And: "and"},
+    **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="},
+}
+
+
+def quoted(text: str, **known: Any) -> list[ProgramFunction]:
+    """The functions of a text, whose braces have these names."""
+    quote = _Quote(text.splitlines(), known)
+    return [quote.function(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Quote:
+    lines: Sequence[str]
+    known: dict[str, Any]
+
+    def function(self, node: ast.FunctionDef) -> ProgramFunction:
+        why = ast.get_docstring(node, clean=False) or ""
+        body = tuple(self._statements(node.body[bool(why) :]))
+        return ProgramFunction(node.name, tuple(self._parameters(node)), body, why=why)
+
+    def _parameters(self, node: ast.FunctionDef) -> Iterator[str | Parameter]:
+        """The parameters; several where one has a star."""
+        if node.args.vararg is not None:
+            yield from self.known[node.args.vararg.arg]
+        for arg in (*node.args.args, *node.args.kwonlyargs):
+            yield arg.arg if arg.annotation is None else Parameter(arg.arg)
+
+    def _statements(self, nodes: Iterable[ast.stmt]) -> Iterator[Statement]:
+        for node in nodes:
+            why = self.lines[node.lineno - 1].partition("  # ")[2]
+            match node:
+                case ast.Expr(ast.Set([inner])):
+                    yield from self._computed(inner)
+                case ast.If(ast.Set([inner]), body, otherwise):
+                    yield from self._statements(body if self._computed(inner) else otherwise)
+                case ast.Expr(ast.Call(ast.Attribute(_, "warp_specialize"), args)):
+                    yield self._roles(*map(self._value, args))
+                case ast.Expr(value):
+                    yield self._value(value)
+                case _:
+                    yield replace(self._statement(node), why=why)
+
+    def _statement(self, node: ast.stmt) -> Let | Return | For | If:
+        match node:
+            case ast.Assign([target], value):
+                return Let(", ".join(map(str, self._values(_parts(target)))), self._value(value))
+            case ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
+                return Let(name, self._value(value), "constexpr")
+            case ast.AugAssign(ast.Name(name), ast.Add(), value):
+                return Let(name, self._value(value), op="+=")
+            case ast.Return(ast.expr() as value):
+                return Return(self._value(value))
+            case ast.For(ast.Name(name), over, body):
+                return For(name, self._value(over), tuple(self._statements(body)))
+            case ast.If(test, body, otherwise):
+                return If(self._value(test), tuple(self._statements(body)), tuple(self._statements(otherwise)))
+        raise SyntaxError(f"no statement of a generated program: {ast.unparse(node)}")
+
+    def _roles(self, groups: Expression, warps: Expression, registers: Expression) -> Roles:
+        """Groups of warps: pairs of a function and its arguments."""
+        calls = [function(*given.args) for function, given in (each.args for each in groups.args)]
+        each, own = (tuple([int(n.text) for n in x.args]) for x in (warps, registers))
+        return Roles(tuple(calls), each, own)
+
+    def _values(self, nodes: Iterable[ast.expr]) -> Iterator[Expression]:
+        """The values of arguments; several where one has a star."""
+        for node in nodes:
+            match node:
+                case ast.Set([ast.Starred(inner)]) | ast.Starred(inner):
+                    yield from map(expression, self._computed(inner))
+                case _:
+                    yield self._value(node)
+
+    def _computed(self, node: ast.expr) -> Any:
+        return eval(ast.unparse(node), {}, self.known)
+
+    def _value(self, node: ast.expr) -> Expression:
+        match node:
+            case ast.Set([inner]):
+                return expression(self._computed(inner))
+            case ast.Attribute(ast.Name(name), member) if name == LANGUAGE:
+                return Expression("own", (), member)
+            case ast.Attribute(value, member):
+                return Expression("member", (self._value(value),), member)
+            case ast.BinOp(left, operator, right):
+                return Expression(OPERATORS[type(operator)], (self._value(left), self._value(right)))
+            case ast.Compare(left, [operator], [right]) | ast.BoolOp(operator, [left, right]):
+                return Expression(OPERATORS[type(operator)], (self._value(left), self._value(right)))
+            case ast.UnaryOp(ast.USub(), ast.Name() as value):
+                return -self._value(value)
+            case ast.List(elements) | ast.Tuple(elements):
+                return Expression(type(node).__name__.lower(), tuple(self._values(elements)))
+            case ast.Call():
+                return self._call(node)
+        line = self.lines[node.lineno - 1].encode()  # as columns are counted
+        return expression(line[node.col_offset : node.end_col_offset].decode())
+
+    def _call(self, node: ast.Call) -> Expression:
+        values, line = list[Expression](), node.func.end_lineno
+        for each in node.args:
+            first, *more = self._values([each])
+            values += [below(first) if each.lineno != line else first, *more]
+            line = each.end_lineno
+        named = {each.arg: self._value(each.value) for each in node.keywords if each.arg is not None}
+        return self._value(node.func)(*values, **named)
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    return target.elts if isinstance(target, ast.Tuple) else [target]
