@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "harness")]
 
 from fuzz.law_judge import WRONG, compared  # noqa: E402
 from fuzz.law_pairs import subjects  # noqa: E402

@@ -38,9 +38,9 @@ from taso_mirage.mugraph.search import Search, SearchOptions  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.operators.work import work  # noqa: E402
-from taso_mirage.pipeline.fuse import alone  # noqa: E402
+from taso_mirage.pipeline.fuse import region_times  # noqa: E402
 from taso_mirage.pipeline.fuse.neighbours import Neighbours  # noqa: E402
-from taso_mirage.pipeline.fuse.trials import Fused  # noqa: E402
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel  # noqa: E402
 from taso_mirage.regions.fragments import RegionSite, fragments  # noqa: E402
 
 SECONDS = 1.0
@@ -148,7 +148,7 @@ def joined(goal: Graph, given: tuple[Node, ...], backend: cpu.CpuLowering) -> tu
         made = CPU_GOALS.prepared(graph, sites[0].inputs)
         found = made.mugraphs(graph, DEVICE) if made else Search(graph, SearchOptions(), DEVICE).run(24, 10.0)
         record = backend.fastest(graph, found, time.monotonic() + 60)
-        kinds.append(Fused((), tuple(sites), record, backend.kernel(record), 0.0, made and type(made)))
+        kinds.append(RegionKernel((), tuple(sites), record, backend.kernel(record), 0.0, made and type(made)))
     ((whole, _),) = Neighbours(model, kinds).together(backend)
     (site,) = whole.sites
     leaves = tuple([variable(f"i{i}", node.tensor) for i, node in enumerate(site.inputs)])
@@ -168,7 +168,7 @@ def row(name: str, rounds: int) -> dict[str, Any]:
     else:
         record = backend.fastest(goal, made.mugraphs(goal, DEVICE), time.monotonic() + 60)
     kernel = backend.kernel(record)
-    times = [alone.region_seconds(goal, site, kernel, OPSETS, CPU, prepares=True) for _ in range(rounds)]
+    times = [region_times.region_seconds(goal, site, kernel, OPSETS, CPU, prepares=True) for _ in range(rounds)]
     both = np.array([t for t in times if t is not None]) * 1e6
     theirs, ours = np.median(both, axis=0)
     ratios = both[:, 0] / both[:, 1]
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "prepared_cpu-cpu2.json")
     options = parser.parse_args()
-    alone.SECONDS = SECONDS
+    region_times.SECONDS = SECONDS
     earlier = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
     rows = {r["case"]: r for r in earlier if r["case"] in CASES}
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}

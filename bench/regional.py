@@ -1,6 +1,6 @@
 """Wrong rewrites deep in large models, found without a float64 evaluation of the whole: the mutants
-of `tests/deep_mutants.py` and `tests/deep_convolutions.py` at three depths of models of real size,
-and the cost of the check.
+of `deep_mutants.py` and `deep_convolutions.py` (in `tests/harness`) at three depths of models of
+real size, and the cost of the check.
 
     python bench/regional.py [NAME ...] [-o FILE]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests" / "harness")]
 
 from deep_convolutions import Convolutional, ImageSizes, image_mutants  # noqa: E402
 from deep_mutants import Change, Sizes, Transformer, mutants, planted, right_ones  # noqa: E402

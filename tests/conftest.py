@@ -24,6 +24,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another proc
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for 10 s, in each process, to ask
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for `models`, which is not part of the package
+sys.path.insert(1, str(ROOT / "tests" / "harness"))
 sys.path += [str(file.parent) for file in sorted({f.parent: f for f in ROOT.glob("tests/*/test_*.py")}.values())]
 
 # Workers, and the processes that tests start, read what the first of them has compiled, whatever

@@ -8,13 +8,14 @@ another one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import Symbolic, bind, evaluate, learn, symbols
+from taso_mirage.ir.dims import Dim, Symbolic, bind, evaluate, learn, symbols
 from taso_mirage.ir.terms import Node, Tensor, topological, variable
 from taso_mirage.measure.bulk import UNTYPED, evaluation_seconds
 from taso_mirage.measure.native import Arrays
@@ -28,7 +29,9 @@ LIFTING = 1e-3
 """The seconds per term that the search for variable sizes takes. A side that is evaluated in less
 time is not cut."""
 TOGETHER = 1 << 28
-"""The largest number of bytes of weights of sides that are joined."""
+"""Bytes of weights of the sides that are joined."""
+LONG = 0.5
+"""Seconds of a float64 evaluation from which on a side is also cut along some of equal sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,52 +94,85 @@ def fixed_sides(
 
 
 def fewer_rows(sides: Sides) -> Iterator[Sides]:
-    """The sides at smaller sizes, the largest cut first: all rows and batches, then each alone. The
-    caller tests whether a side is independent along them."""
-    lifted = _lifted(sides.before, sides.after)
-    if lifted is None:
-        return
-    now: dict[str, int] = {}
-    for leaf in _leaves((*lifted[0], *lifted[1])):
-        if leaf.attr("name") in sides.inputs and isinstance(leaf.type, Tensor):
-            learn(leaf.shape, np.shape(sides.inputs[leaf.attr("name")]), now)
-    kept = {s for n in _leaves((*lifted[0], *lifted[1])) if n.op == "weight" for d in n.shape for s in symbols(d)}
-    if any(s not in now for n in topological((*lifted[0], *lifted[1])) for s in _named(n)):
-        return  # a product of sizes, of which none is known
-    free = [name for name, size in now.items() if name not in kept and size > ROWS]
-    tried: list[dict[str, int]] = []
-    for some in ([free] if len(free) > 1 else []) + [[name] for name in sorted(free, key=lambda n: -now[n])]:
-        tried.append(now | dict.fromkeys(some, ROWS))
-    for sizes in tried:
-        cut = _cut(lifted, sizes, now, sides)
+    """The sides at smaller sizes, those first at which the most is cut: all rows and batches, or
+    each alone. Equal sizes are one; those of a side that takes LONG also vary alone (queries, not
+    keys). That a side is independent along them is for the caller to see."""
+    whole, found = sides.seconds(), dict[tuple[Node, ...], _Smaller]()
+    for finest in (False, True) if whole > LONG else (False,):
+        found |= {each.before: each for each in _smaller(sides, finest)}
+    for each in sorted(found.values(), key=lambda each: each.seconds):
+        cut = _cut(each, sides) if each.seconds < whole / 2 else None
         if cut is not None:
             yield cut
 
 
-@lru_cache(maxsize=1)
-def _lifted(before: tuple[Node, ...], after: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+@dataclass(frozen=True, slots=True)
+class _Smaller:
+    """The two sides at smaller sizes, and those over sizes that vary; the estimated seconds of a
+    float64 evaluation."""
+
+    before: tuple[Node, ...]
+    after: tuple[Node, ...]
+    lifted: tuple[Node, ...]
+    sizes: Mapping[str, int]
+    seconds: float
+
+
+def _smaller(sides: Sides, finest: bool) -> Iterator[_Smaller]:
+    lifted = _lifted(sides.before, sides.after, finest)
+    if lifted is None:
+        return
+    both = (*lifted[0], *lifted[1])
+    leaves, now = _leaves(both), dict[str, int]()
+    for leaf in leaves:
+        if leaf.attr("name") in sides.inputs and isinstance(leaf.type, Tensor):
+            now = _sizes(leaf.shape, np.shape(sides.inputs[leaf.attr("name")])) | now
+    kept = {s for n in leaves if n.op == "weight" for d in n.shape for s in symbols(d)}
+    if any(s not in now for n in topological(both) for s in _named(n)):
+        return  # a product of sizes, of which none is known
+    free = [name for name, size in now.items() if name not in kept and size > ROWS]
+    for some in ([free] if len(free) > 1 else []) + [[name] for name in free]:
+        sizes = now | dict.fromkeys(some, ROWS)
+        with suppress(*UNTYPED):
+            made = rebound(both, lambda dim, sizes=sizes: bind(dim, dict(sizes)))  # type: ignore[misc]
+            before, after = made[: len(lifted[0])], made[len(lifted[0]) :]
+            yield _Smaller(before, after, both, sizes, evaluation_seconds(topological(before), {}))
+
+
+def _sizes(shape: tuple[Dim, ...], actual: Sequence[int]) -> dict[str, int]:
+    """The sizes that an actual shape tells, also by a multiple: heads times their numbers."""
+    found: dict[str, int] = {}
+    learn(shape, actual, found)
+    for dim, n in zip(shape, actual, strict=False):
+        if isinstance(dim, Symbolic) and len(names := list(symbols(dim))) == 1:
+            times = evaluate(dim, {names[0]: 1})
+            if times > 1 and n % times == 0 and evaluate(dim, {names[0]: n // times}) == n:
+                found.setdefault(names[0], n // times)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _lifted(
+    before: tuple[Node, ...], after: tuple[Node, ...], finest: bool
+) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
     """The two sides over sizes that may vary, so that values of different runs share one key."""
-    return lift(before, after, finest=False)
+    return lift(before, after, finest=finest)
 
 
-def _cut(
-    lifted: tuple[tuple[Node, ...], tuple[Node, ...]], sizes: Mapping[str, int], now: Mapping[str, int], sides: Sides
-) -> Sides | None:
-    """The sides at other sizes, over the first rows of all operands; None if they have no type."""
-    count = len(lifted[0])
+def _cut(smaller: _Smaller, sides: Sides) -> Sides | None:
+    """Smaller sides over the first rows of all that goes in; None where they have no values."""
+    leaves = [n for n in _leaves(smaller.lifted) if n.op == "input"]
     try:
-        both = rebound((*lifted[0], *lifted[1]), lambda dim: bind(dim, dict(sizes)))
         inputs = {
-            leaf.attr("name"): _first(sides.inputs[leaf.attr("name")], [evaluate(d, sizes) for d in leaf.shape])
-            for leaf in _leaves((*lifted[0], *lifted[1]))
-            if leaf.op == "input"
+            leaf.attr("name"): _first(sides.inputs[leaf.attr("name")], [evaluate(d, smaller.sizes) for d in leaf.shape])
+            for leaf in leaves
         }
         found = tuple(
-            _first(each, [int(d) for d in n.shape]) for each, n in zip(sides.found, both[:count], strict=True)
+            _first(each, [int(d) for d in n.shape]) for each, n in zip(sides.found, smaller.before, strict=True)
         )
     except UNTYPED:
         return None
-    return Sides(both[:count], both[count:], inputs, found)
+    return Sides(smaller.before, smaller.after, inputs, found)
 
 
 def _first(array: Any, shape: Sequence[int]) -> Any:

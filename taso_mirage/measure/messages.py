@@ -6,8 +6,10 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+from bisect import bisect
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -25,87 +27,153 @@ in a file, and the file's number and name."""
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file and the offset of a buffer in it. `own`: no other process has the file."""
+    """An open file. `own`: nobody else has it."""
 
     descriptor: int
-    offset: int
     own: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a buffer of `size` bytes is: at an `offset` in the file of this number, or in the pipe,
+    behind the others (None)."""
+
+    size: int
+    file: int | None = None
+    offset: int = 0
+
+
 def send(connection: Connection[Any, Any], message: Any) -> None:
-    """Send an object through a duplex pipe. Raises OSError if the other end is closed."""
+    """Send an object through a duplex pipe. Raises OSError where the other end is gone.
+
+    All places go at once, and a file once for all buffers in it: a thread that computes beside this
+    one takes Python's lock for milliseconds at every call of the system.
+    """
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
-    connection.send_bytes(pickle.dumps((head, [view.nbytes for view in views])))
-    for view in views:
-        file = (_mapped(view) or _in_memory(view)) if view.nbytes >= SHARED else None
-        connection.send_bytes(pickle.dumps(None if file is None else (file.offset, file.own)))
-        if file is None:
+    with _Files() as files:
+        places = [files.place(view) for view in views]
+        connection.send_bytes(pickle.dumps((head, places, [each.own for each in files.all])))
+        for each in files.all:
+            send_handle(connection, each.descriptor, None)
+    for view, place in zip(views, places, strict=True):
+        if place.file is None:
             connection.send_bytes(view)
-            continue
-        try:
-            send_handle(connection, file.descriptor, None)
-        finally:
-            os.close(file.descriptor)
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
     """The next object that the other end sends; arrays mapped from a file are not writable. Raises
     EOFError where the other end is gone."""
-    head, sizes = pickle.loads(connection.recv_bytes())
-    return pickle.loads(head, buffers=[_buffer(connection, size) for size in sizes])
+    head, places, own = pickle.loads(connection.recv_bytes())
+    with _Files() as files:
+        for each in own:
+            files.all.append(_File(recv_handle(connection), each))
+        buffers = [_buffer(connection, place, files.all) for place in places]
+    return pickle.loads(head, buffers=buffers)
 
 
-def _buffer(connection: Connection[Any, Any], size: int) -> Any:
-    place = pickle.loads(connection.recv_bytes())
-    if place is None:
+def _buffer(connection: Connection[Any, Any], place: _Place, files: list[_File]) -> Any:
+    if place.file is None:
         return bytearray(connection.recv_bytes())
-    offset, own = place
-    begin = offset % mmap.ALLOCATIONGRANULARITY
-    access = mmap.ACCESS_WRITE if own else mmap.ACCESS_READ
-    descriptor = recv_handle(connection)
-    try:
-        whole = mmap.mmap(descriptor, begin + size, access=access, offset=offset - begin)
-    finally:
-        os.close(descriptor)
+    file, begin = files[place.file], place.offset % mmap.ALLOCATIONGRANULARITY
+    access = mmap.ACCESS_WRITE if file.own else mmap.ACCESS_READ
+    whole = mmap.mmap(file.descriptor, begin + place.size, access=access, offset=place.offset - begin)
     return memoryview(whole)[begin:]
 
 
-def _mapped(view: memoryview) -> _File | None:
-    """The file from which a buffer is mapped without changes; None if the buffer is in other
-    memory, or if the file was renamed."""
-    begin = np.frombuffer(view, np.uint8).ctypes.data
+class _Files:
+    """The files of one message's buffers, which are closed with it."""
+
+    def __init__(self) -> None:
+        self.all: list[_File] = []
+        self._mapped: dict[tuple[str, str, int], int | None] = {}
+        """The number of each file that buffers are mapped from; None where it has another name
+        now."""
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.all:
+            os.close(each.descriptor)
+
+    def place(self, view: memoryview) -> _Place:
+        """Where the other end finds a buffer: a large one in a file."""
+        if view.nbytes < SHARED:
+            return _Place(view.nbytes)
+        if (mapped := self._in_a_file(view)) is not None:
+            return mapped
+        copied = _in_memory(view)
+        return _Place(view.nbytes) if copied is None else _Place(view.nbytes, self._number(copied))
+
+    def _number(self, descriptor: int, own: bool = True) -> int:
+        self.all.append(_File(descriptor, own))
+        return len(self.all) - 1
+
+    def _in_a_file(self, view: memoryview) -> _Place | None:
+        """The place in the file that a buffer is mapped from and that it has no changes of; None
+        where it lies elsewhere."""
+        begin = np.frombuffer(view, np.uint8).ctypes.data
+        at = bisect(self._table, begin, key=lambda each: each.first) - 1
+        if at < 0 or begin + view.nbytes > (found := self._table[at]).last:
+            return None
+        if found.file not in self._mapped:
+            opened = _opened(*found.file)
+            self._mapped[found.file] = None if opened is None else self._number(opened, own=False)
+        number = self._mapped[found.file]
+        return None if number is None else _Place(view.nbytes, number, found.offset + begin - found.first)
+
+    @cached_property
+    def _table(self) -> list[_Mapping]:
+        """The mappings of this process that are not written to, by address."""
+        try:
+            lines = MAPPINGS.read_text(errors="surrogateescape").splitlines()
+            return [each for each in map(_mapping, lines) if each is not None]
+        except (OSError, ValueError):
+            return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """The addresses of a mapping of a file, whose first is at an `offset` there. `file`: its name,
+    device and number."""
+
+    first: int
+    last: int
+    offset: int
+    file: tuple[str, str, int]
+
+
+def _mapping(line: str) -> _Mapping | None:
+    span, usage, offset, device, number, *name = line.split(maxsplit=5)
+    if not name or "w" in usage:
+        return None
+    first, last = (int(each, 16) for each in span.split("-"))
+    return _Mapping(first, last, int(offset, 16), (name[0], device, int(number)))
+
+
+def _opened(name: str, device: str, number: int) -> int | None:
+    """A descriptor of the file of this name, if it is on this device and has this number; a pipe
+    that has the name now is not waited for."""
     with suppress(OSError, ValueError):
-        for line in MAPPINGS.read_text(errors="surrogateescape").splitlines():
-            span, usage, offset, device, number, *name = line.split(maxsplit=5)
-            first, last = (int(each, 16) for each in span.split("-"))
-            if first <= begin and begin + view.nbytes <= last:
-                inside = int(offset, 16) + begin - first
-                return _opened(name[0], device, int(number), inside) if name and "w" not in usage else None
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        found = os.fstat(descriptor)
+        if (f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", found.st_ino) == (device, number):
+            return descriptor
+        os.close(descriptor)
     return None
 
 
-def _opened(name: str, device: str, number: int, offset: int) -> _File | None:
-    """The file of this name, if it is on this device and has this number; a pipe that has the name
-    now is not waited for."""
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    found = os.fstat(descriptor)
-    if (f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", found.st_ino) == (device, number):
-        return _File(descriptor, offset, own=False)
-    os.close(descriptor)
-    return None
-
-
-def _in_memory(view: memoryview) -> _File | None:
-    """A new file in memory with a buffer's bytes, which has no name that another process could
-    open; None where the system has none, or no room."""
+def _in_memory(view: memoryview) -> int | None:
+    """A descriptor of a new file in memory with a buffer's bytes, which has no name that another
+    process could open; None where the system has none, or no room."""
     with suppress(AttributeError, OSError):
         descriptor = os.memfd_create("taso-mirage", os.MFD_CLOEXEC)
         try:
             while view.nbytes:
                 view = view[os.write(descriptor, view) :]
-            return _File(descriptor, 0, own=True)
+            return descriptor
         except OSError:
             os.close(descriptor)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypeVar
@@ -101,16 +101,17 @@ def start_runtime(content: bytes, target: Target) -> None:
     session.run({name: np.zeros(1, type.dtype) for name, type in session.inputs().items()})
 
 
-def keep_weight(array: NDArray[Any], aligned: bool = True) -> int:
-    """Store a weight and return its number, which any session may use.
+def keep_weights(arrays: Sequence[NDArray[Any]], aligned: bool = True) -> list[int]:
+    """The numbers of weights, which any session may use from then on.
 
-    An `aligned` weight is stored at a multiple of ALIGNED bytes, as when the runtime itself reads
-    it; this affects the speed on a CPU. A GPU copies it from any address.
+    If they are to be `aligned`, each lies at a multiple of ALIGNED bytes, as where the runtime
+    itself reads it: that may make a CPU's run faster or slower. A GPU copies them, from any place.
     """
-    given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
-    number = next(_NUMBERS)
-    _WEIGHTS[number] = array if given else _aligned(array)
-    return number
+    numbers = [next(_NUMBERS) for _ in arrays]
+    for number, array in zip(numbers, arrays, strict=True):
+        given = array.flags.c_contiguous and (not aligned or array.ctypes.data % ALIGNED == 0)
+        _WEIGHTS[number] = array if given else _aligned(array)
+    return numbers
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -20,7 +20,8 @@ import numpy as np
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.ir.terms import Graph, Node, topological
+from taso_mirage.measure.bulk import evaluation_seconds
 from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
 from taso_mirage.measure.cuts import Sides, few_weights, fewer_rows, fixed_sides, joined_sides
 from taso_mirage.measure.evaluation import WRONG
@@ -92,8 +93,8 @@ class RegionalCheck:
         """Why patches were compared in the whole model only."""
 
     def differences(self, optimized: ClaimedModel) -> list[Difference]:
-        """The differences of every output of every kind of patch, places with the most patches
-        first."""
+        """The differences of every output of every kind of patch, those first that take the least
+        time for each place."""
         kinds = self._kinds(optimized)
         try:
             self._compare(kinds, optimized)
@@ -112,14 +113,15 @@ class RegionalCheck:
         return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
 
     def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
-        """Groups of equal patches, the largest group first; each group has one patch for each set
-        of weights."""
+        """Equal patches, those first whose float64 evaluation takes the least for each place; one
+        of those with the same weights."""
         alike: dict[Any, list[Patch]] = {}
         weights = {**optimized.computed, **self.model.weights, **optimized.model.weights}
         uniform = cache(lambda node: uniform_number(weights[node.attr("name")].numpy()))
         for patch in patches(self.model.graph.outputs, optimized.model.graph.outputs, optimized.claims):
             alike.setdefault(patch.key(optimized.made, uniform), []).append(patch)
-        every = sorted(alike.values(), key=lambda each: -len(each))
+        sizes = self.model.sizes
+        every = sorted(alike.values(), key=lambda e: evaluation_seconds(topological(e[0].before), sizes) / len(e))
         return [{_place(patch, optimized): patch for patch in each} for each in every]
 
     def _compare(self, kinds: Sequence[Mapping[_Place, Patch]], optimized: ClaimedModel) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
 from taso_mirage.ir.model import Model, Weight
@@ -72,7 +73,7 @@ class Session:
 
     def _open(self) -> int:
         with self._source() as (source, apart):
-            there = {name: _number_there(weight, self.target.on_cores) for name, weight in apart.items()}
+            there = _numbers_there(apart, self.target.on_cores)
             number, self.captures = in_child(native.open_session, source, self.target, self._alone, there)
         return number
 
@@ -114,30 +115,55 @@ class _Place:
     process, and released with its owner."""
 
     def __init__(self) -> None:
-        self._life, self._kept = -1, 0
+        self._life, self.kept = -1, 0
         self._end: weakref.finalize[[int, int], _Place] | None = None
 
     def number(self, make: Callable[[], int]) -> int:
-        there = child()
-        if self._life != there.life:
-            self._kept = make()
-            self._life = there.life
-            if self._end is not None:
-                self._end.detach()
-            self._end = weakref.finalize(self, there.drop, self._life, self._kept)
-            self._end.atexit = False
-        return self._kept
+        if not self.there():
+            self.keep(make())
+        return self.kept
+
+    def there(self) -> bool:
+        """Whether this life of the process has it."""
+        return self._life == child().life
+
+    def keep(self, number: int) -> None:
+        """It is there, with this number."""
+        self._life, self.kept = child().life, number
+        if self._end is not None:
+            self._end.detach()
+        self._end = weakref.finalize(self, child().drop, self._life, number)
+        self._end.atexit = False
 
 
+TOGETHER = 1 << 26
+"""Bytes of weights that go to the child process in one call."""
 _THERE: WeakKeyDictionary[Weight, _Place] = WeakKeyDictionary()
 """The weights that the child process holds, each once, as long as they exist here."""
 
 
-def _number_there(weight: Weight, aligned: bool) -> int:
-    """The number of a weight in the child process, which receives the weight if it does not have
-    it."""
-    place = _THERE.setdefault(weight, _Place())
-    return place.number(lambda: in_child(native.keep_weight, weight.numpy(), aligned))
+def _numbers_there(weights: Mapping[str, Weight], aligned: bool) -> dict[str, int]:
+    """The numbers of weights in the child process, which gets those that it does not have, many in
+    one call."""
+    places = {name: _THERE.setdefault(weight, _Place()) for name, weight in weights.items()}
+    some, total = dict[_Place, NDArray[Any]](), 0
+    for name, place in places.items():
+        if place.there() or place in some:
+            continue
+        some[place] = weights[name].numpy()
+        total += some[place].nbytes
+        if total > TOGETHER:
+            _keep_there(some, aligned)
+            some, total = {}, 0
+    _keep_there(some, aligned)
+    return {name: place.kept for name, place in places.items()}
+
+
+def _keep_there(some: Mapping[_Place, NDArray[Any]], aligned: bool) -> None:
+    if some:
+        numbers = in_child(native.keep_weights, list(some.values()), aligned)
+        for place, number in zip(some, numbers, strict=True):
+            place.keep(number)
 
 
 _Key = tuple[int, Target, bool, tuple[str, ...]]

@@ -14,6 +14,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
+from taso_mirage.pipeline.layouts import saved_seconds
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_search, search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -55,8 +56,13 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     changed, taken = problem.after(inside)
     problem.weights.update(changed.weights)
     first = [problem.rewriter.candidate("bodies", changed, taken)] if inside else []
-    first += [predicted(job, problem, budget, changed, taken)] if job.config.measure else []
-    normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
+    ahead = predicted(job, problem, budget, changed, taken) if job.config.measure else None
+    first += [] if ahead is None else [ahead.best]
+    if ahead is not None and not measures_search(job):  # passes that measure nothing find the same again
+        normal, steps, passed = ahead.normal, ahead.steps, ahead.passed
+        problem.rewriter.passing = ahead.passing
+    else:
+        normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
@@ -64,9 +70,21 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     return Start(normal, steps, passed, others or [problem.rewriter], budget, tuple(first))
 
 
-def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> ModelCandidate:
-    """The candidate of passes and a short search by predicted costs, as in `--effort quick`.
-    Nothing is measured, so it does not depend on the machine's load."""
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is found by predicted costs alone: the results of the passes as in `Start`, the seconds
+    that they took, and the best candidate of these and a short search."""
+
+    normal: Model
+    steps: list[RewriteStep]
+    passed: ModelCandidate
+    passing: float
+    best: ModelCandidate
+
+
+def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Sequence[RewriteStep]) -> Ahead:
+    """The candidate of passes and a short search by predicted costs, as `--effort quick` has them.
+    They measure nothing, so it does not depend on the machine's load."""
     rewriter = rewriter_for(job, problem, problem.target, measured=False)
     rewriter.known.over = problem.rewriter.known.over
     normal, steps, passed = rewriter.passes(model, taken)
@@ -78,7 +96,7 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
     job.stop.budget = None
     whole.stop |= share.stop
     best = passed if searched is None or passed.cost <= searched.cost else searched
-    return replace(best, name=BY_PREDICTION)
+    return Ahead(normal, steps, passed, rewriter.passing, replace(best, name=BY_PREDICTION))
 
 
 def mutate(job: Job, start: Start) -> Mutations:
@@ -124,14 +142,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     unpriced = [*map(fit, (start.passed, *start.first))]
     passed, *first = (replace(each, cost=problem.cost(each.model.graph.outputs)) for each in unpriced)
     start.passed, start.first = passed, tuple(first)
-    others = [
-        each
-        for target in variants(job, problem)
-        for each in (
-            replace(passed, target=target),
-            ModelCandidate("original", problem.model, (), passed.cost, target),
-        )
-    ]
+    others = [each for target in variants(job, problem) for each in _with_options(problem, passed, target)]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
     read = problem.rewriter.candidate("read", problem.model)
     candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
@@ -141,6 +152,12 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     if not reads_smaller(problem.model):
         distinct.pop((problem.model.graph, problem.target))
     return list(distinct.values()), statistics
+
+
+def _with_options(problem: Problem, passed: ModelCandidate, target: Target) -> tuple[ModelCandidate, ModelCandidate]:
+    """The model after the passes, and the original, with other options of the target."""
+    cost = passed.cost - saved_seconds(passed.model, target, problem.rewriter.context)
+    return replace(passed, cost=cost, target=target), ModelCandidate("original", problem.model, (), cost, target)
 
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:

@@ -92,7 +92,8 @@ def choose(
         return choosing.predicted(candidates)
     if job.deadline.last() < load_seconds(job) + slow_seconds(job) + job.checking:
         job.remarks.append(UNMEASURED)
-        return choosing.predicted([c for c in candidates if choosing.by_prediction(c)] or candidates)
+        usual = [c for c in candidates if choosing.by_prediction(c) and c.target == problem.target]
+        return choosing.predicted(usual or candidates)
     return choosing.of_large(candidates, original) if large(job) else choosing.fastest(candidates, original)
 
 
@@ -113,8 +114,8 @@ class Choosing:
         self.sessions: list[Session] = []
 
     def by_prediction(self, candidate: ModelCandidate) -> bool:
-        """Whether a candidate was made by predicted costs alone."""
-        return candidate.model.graph in self.ahead and candidate.target == self.problem.target
+        """Whether a candidate was made by predicted costs alone, with any options of the target."""
+        return candidate.model.graph in self.ahead
 
     def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:
         """The candidate with the lowest predicted cost, if that is no higher than the

@@ -128,11 +128,12 @@ def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:
 
 def rewriter_for(job: Job, problem: Problem, target: Target, measured: bool = True) -> Rewriter:
     """The rewriter of the same problem for a target with other options, or by predicted costs
-    alone."""
-    cache = job.cache if job.config.measure and measured else None
-    equations, weights = problem.rewriter.equations, problem.weights
-    made = Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
-    made.known.holding = problem.rewriter.known.holding
+    alone. What the runtime was asked about operators, and the values of weights, is known to
+    both."""
+    known, cache = problem.rewriter, job.cache if job.config.measure and measured else None
+    about = problem.model, target, problem.workloads, known.equations, problem.weights
+    made = Rewriter(*about, cache, job.executor, problem.proofs, known.known.available)
+    made.known.holding = known.known.holding
     return made
 
 

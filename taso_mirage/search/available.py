@@ -14,6 +14,7 @@ from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import get, traits
+from taso_mirage.rewriting.derived_traits import elementwise
 from taso_mirage.search.cost import FREE, UNMEASURABLE
 from taso_mirage.search.fusion_context import FusionContext, context_model, description
 from taso_mirage.search.passes import Context
@@ -39,15 +40,17 @@ class Available:
         """The keys of an answer, the narrowest first. An operator is implemented if the answer of
         any key says so.
 
-        Convolutions with channels last share one key for all sizes: there are so many of them that
-        a trial of each would take as long as its measurement.
+        Convolutions with channels last share one key for all sizes, and so do functions of single
+        elements: there are so many of them that a trial of each would take as long as its
+        measurement.
         """
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
         wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
         if _is_standard(node):
             return (wide,)
         exact = f"available {description(FusionContext(node), self.context)}"
-        return (exact, wide) if traits(node).layout else (exact,)
+        function = len(node.args) == 1 and elementwise(node.op)
+        return (exact, wide) if traits(node).layout or function else (exact,)
 
     def __call__(self, node: Node) -> bool:
         if get(node.op).domain not in self.context.target.domains:

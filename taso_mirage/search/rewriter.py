@@ -51,7 +51,8 @@ class Rewriter:
     """Passes and search of one model for one target.
 
     Nothing is measured if `cache` is None. `weights` receives every folded weight; `proved` decides
-    which applications of equations are proved.
+    which applications of equations are proved, and `available` which operators the runtime has (by
+    default, the runtime is asked).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Rewriter:
         cache: CostCache | None,
         executor: Executor | None = None,
         proved: Keep | None = None,
+        available: Callable[[Node], bool] | None = None,
     ) -> None:
         self.model, self.target, self.equations, self.weights = model, target, equations, weights
         opsets = {"com.microsoft": 1, **model.opsets}
@@ -71,7 +73,8 @@ class Rewriter:
         asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
         slower = self._predicted_slower if cache is None else self._slower
-        self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
+        there = available or Available(model.nodes(), asked, cache)
+        self.context = replace(asked, available=there, others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
         self.known = replace(self.context, weights=self.weights, _legal={})

@@ -181,7 +181,7 @@ class _BoundSession:
             binding = self._bindings.pop()
         except IndexError:  # all are in use by other threads
             binding = _Binding(self._session.io_binding())
-        found = self._bound(binding, held) if self._sized else self._unsized(binding, held)
+        found = self._bound(binding, held)
         self._session.run_with_iobinding(binding.io, self._options[waits])
         values |= found or self._fetched(binding)
         self._bindings.append(binding)
@@ -194,19 +194,15 @@ class _BoundSession:
         return partial(self._session.run_with_iobinding, binding.io, graph_run(str(number), waits=False))
 
     def _bound(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
-        """The results, as tensors that will be written."""
-        self._read(binding, held)
-        return {each.name: binding.written(each, held, self._device) for each in self._results}
-
-    def _unsized(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
-        self._read(binding, held)
+        """The results, as tensors that will be written; none where only the run tells their
+        sizes."""
+        for name, operand in zip(self._names, held, strict=True):
+            binding.read(name, operand)
+        if self._sized:
+            return {each.name: binding.written(each, held, self._device) for each in self._results}
         for each in self._results:
             binding.io.bind_output(each.name, self._device.type, 0)
         return {}
-
-    def _read(self, binding: _Binding, held: Sequence[Any]) -> None:
-        for name, each in zip(self._names, held, strict=True):
-            binding.read(name, each)
 
     def _fetched(self, binding: _Binding) -> dict[str, Any]:
         """The results of a run whose memory the runtime gave."""

@@ -5,7 +5,7 @@ views of these tensors and of the inputs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -103,17 +103,16 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
     states = [placeholders[i] for i in sorted(changed)]
     if states:
         _check_views(stays)
-    layouts = [_layout(value_of(node)) for node in (*fresh, *states)]
+    computed = {node: _layout(value_of(node)) for node in (*fresh, *states)}
     sizes = _sizes(placeholders)
     weights = {f"weight_{n.name}": n for n in placeholders if _is_weight(n) and n not in states}
     numbers = {f"number_{n.name}": n for n in placeholders if _is_fixed_number(n)}
     held = {*sizes, *weights.values(), *numbers.values()}
     inputs = [node for node in placeholders if node not in held]
-    given = captured.graph.output_node().args[0]
-    plain = list(given) == fresh and not any(layouts) and not states
+    plain = list(captured.graph.output_node().args[0]) == fresh and not any(computed.values()) and not states
     return FunctionalSplit(
-        _inner(captured, inputs, weights, numbers, sizes, fresh, states, layouts),
-        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, states, layouts, stays, given)),
+        _inner(captured, inputs, {**weights, **numbers}, sizes, states, computed),
+        None if plain else _outer(captured, stays, states, computed),
         {name: placeholders.index(node) for name, node in weights.items()},
         {name: placeholders.index(node) for name, node in numbers.items()},
         tuple(placeholders.index(node) for node in inputs),
@@ -347,51 +346,48 @@ def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
 def _inner(
     captured: Captured,
     inputs: Sequence[Any],
-    weights: Mapping[str, Any],
-    numbers: Mapping[str, Any],
+    held: Mapping[str, Any],
     sizes: Mapping[Any, tuple[Any, int]],
-    fresh: Sequence[Any],
     states: Sequence[Any],
-    layouts: Sequence[tuple[int, ...]],
+    computed: Mapping[Any, tuple[int, ...]],
 ) -> Any:
+    """The graph of the functional part, which holds these placeholders as attributes; `computed`
+    are the nodes of its results, with the order of their dims."""
     graph = torch.fx.Graph()
-    copied = {node: graph.node_copy(node) for node in inputs}
-    copied |= {node: graph.call_method("clone", (copied[node],)) for node in states}
-    copied |= {node: graph.get_attr(name) for name, node in weights.items()}
+    copies = {node: graph.node_copy(node) for node in inputs}
+    copies |= {node: graph.call_method("clone", (copies[node],)) for node in states}
     for node, (tensor, i) in sizes.items():
-        copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
-    copied |= {user: graph.get_attr(name) for name, node in numbers.items() for user in node.users}
+        copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (copies[tensor], i))
+    for name, node in held.items():
+        own = graph.get_attr(name)
+        copies |= dict.fromkeys(node.users, own) if _is_fixed_number(node) else {node: own}
     for node in captured.graph.nodes:
-        if node in copied or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
+        if node in copies or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
             continue
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    given = list(_turned(graph, [copied[node] for node in (*fresh, *states)], layouts))
-    graph.output(tuple(given))
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(_permuted(graph, copies[node], order) for node, order in computed.items()))
     return graph
-
-
-def _turned(graph: Any, nodes: Sequence[Any], layouts: Sequence[tuple[int, ...]]) -> Iterator[Any]:
-    for node, order in zip(nodes, layouts, strict=True):
-        yield graph.call_method("permute", (node, *order)) if order else node
 
 
 def _outer(
-    placeholders: Sequence[Any],
-    fresh: Sequence[Any],
-    states: Sequence[Any],
-    layouts: Sequence[tuple[int, ...]],
-    stays: Sequence[Any],
-    given: Sequence[Any],
+    captured: Captured, stays: Sequence[Any], states: Sequence[Any], computed: Mapping[Any, tuple[int, ...]]
 ) -> Any:
+    """The rest as a module."""
     graph = torch.fx.Graph()
-    copied = {node: graph.placeholder(node.name) for node in placeholders}
-    computed = [graph.placeholder(f"computed_{i}") for i in range(len(layouts))]
-    back = [tuple(order.index(i) for i in range(len(order))) for order in layouts]
-    found = list(_turned(graph, computed, back))
-    copied |= dict(zip(fresh, found, strict=False))
-    for node, value in zip(states, found[len(fresh) :], strict=True):
-        graph.call_method("copy_", (copied[node], value))
+    copies = {node: graph.placeholder(node.name) for node in placeholders_of(captured)}
+    results = [graph.placeholder(f"computed_{i}") for i in range(len(computed))]
+    for (node, order), result in zip(computed.items(), results, strict=True):
+        value = _permuted(graph, result, tuple(order.index(i) for i in range(len(order))))
+        if node in states:
+            graph.call_method("copy_", (copies[node], value))
+        else:
+            copies[node] = value
     for node in stays:
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph.output(tuple(copied[each] if isinstance(each, torch.fx.Node) else each for each in given))
-    return graph
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    given = captured.graph.output_node().args[0]
+    graph.output(tuple(copies[each] if isinstance(each, torch.fx.Node) else each for each in given))
+    return torch.fx.GraphModule(captured, graph)
+
+
+def _permuted(graph: Any, node: Any, order: tuple[int, ...]) -> Any:
+    return graph.call_method("permute", (node, *order)) if order else node

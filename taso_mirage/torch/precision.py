@@ -117,22 +117,13 @@ class _Places:
 
 def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
     """Each node as early as can be, in parts that round and that do not, in turn."""
-    free, of, regimes, regime = _free(graph), dict[ir.Node, int](), list[bool](), first
-    late: set[ir.Node] = set(graph)
-    while late and len(regimes) <= MOST:
-        late = set()
-        for node in graph:
-            other = _may_round(node) and (node.op_type in rounded) != regime
-            if node in of or (node in free and late.isdisjoint(_producers(node))):
-                continue
-            if other or not late.isdisjoint(_producers(node)):
-                late.add(node)
-            else:
-                of[node] = len(regimes)
-        if len(regimes) in of.values():
-            regimes.append(regime)
-        regime = not regime
-    return _Places(of, regimes)
+    free, parts = _free(graph), dict[ir.Node, int]()
+    for node in graph:
+        number = max((parts[each] for each in _producers(node)), default=0)
+        rounds = (number % 2 == 0) == first
+        parts[node] = number + (_may_round(node) and (node.op_type in rounded) != rounds)
+    of = {node: number for node, number in parts.items() if node not in free}
+    return _Places(of, [(i % 2 == 0) == first for i in range(max(of.values(), default=0) + 1)])
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:

@@ -20,7 +20,7 @@ from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
 from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.targets.onnx_runtime import first_line
-from taso_mirage.torch.calls import DTYPES
+from taso_mirage.torch.calls import DTYPES, Calls
 from taso_mirage.torch.comparison import both_short, check_equal, in_float64, slower
 from taso_mirage.torch.export import exported_graph, sizes_of
 from taso_mirage.torch.functionalization import CALLS, Captured, StaysInPart, are_apart, value_of
@@ -86,7 +86,7 @@ class Program:
         began = time.monotonic()
         self._device = _device(arguments)
         exported = exported_graph(captured, arguments)
-        split, form, few, self._module = exported.split, exported.form, exported.few, exported.module
+        split, form, self._module = exported.split, exported.form, exported.module
         self._outer, self._changed = None if split.outer is None else split.outer.forward, split.changed
         self._places, self._inputs, self._sizes = tuple(split.weights.values()), split.inputs, form.sizes
         self._weights = [arguments[i] for i in self._places]
@@ -96,21 +96,12 @@ class Program:
         self._may_round = rounding_operators(form.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
         self._reference(given)  # so that a graph that draws random numbers is not optimized
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
         optimizing = None if known is None else known.options(options)
         sessions = Sessions(form.model, self._device, options, optimizing, began)
-        parts = sessions.parts(self._rounded, few)
-        try:
-            self.results, self._calls = sessions.optimized(parts, few)
-        except (InvalidOption, Unsupported):
-            if few is given:
-                raise
-            self.results, self._calls = sessions.optimized(parts, given)  # it may name samples
+        self.results, self._calls, self._rounds = self._optimized(sessions, given, exported.few)
         self._precedent = PRECEDENTS.setdefault(like, known or precedent_of(self.results))
-        self._rounds = any(part.tf32 for part in parts)
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
         found = self._run(given)
@@ -125,6 +116,22 @@ class Program:
             if composing and self._device.type in COMPOSED_ON:
                 self._compose(sessions, given, any(dims is None or dims for dims in split.free))
             self._check_fast(given)
+
+    def _optimized(
+        self, sessions: Sessions, given: Sequence[Any], few: Sequence[Any]
+    ) -> tuple[list[Result], Calls, bool]:
+        """The optimizer's results and calls, on few samples if they can be; and whether operands
+        are rounded."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
+        parts = sessions.parts(self._rounded, few)
+        rounds = any(part.tf32 for part in parts)
+        try:
+            return *sessions.optimized(parts, few), rounds
+        except (InvalidOption, Unsupported):
+            if few is given:
+                raise
+            return *sessions.optimized(parts, given), rounds  # it may name samples
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""

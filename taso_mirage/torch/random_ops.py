@@ -35,29 +35,20 @@ def split_random(captured: Captured) -> RandomSplit:
     found = [node for node in captured.graph.nodes if _is_factory(node) or _is_dropout(node)]
     if not found:
         return RandomSplit(captured, None)
-    placeholders = placeholders_of(captured)
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
-    there = {node: draws.node_copy(node) for node in placeholders}
-    here = {node: rest.node_copy(node) for node in placeholders}
-    results, taken = [], {}
+    there, here = ({node: graph.node_copy(node) for node in placeholders_of(captured)} for graph in (draws, rest))
+    draws.output(tuple([_factor(draws, node) if _is_dropout(node) else _copied(draws, node, there) for node in found]))
     for i, node in enumerate(found):
-        results.append(_dropped_ones(draws, node) if _is_dropout(node) else _copied(draws, node, there))
-        taken[node] = rest.placeholder(f"drawn_{i}")
-        value = value_of(node)
-        if _is_dropout(node):
-            value = torch.empty_strided(*_layout(node), dtype=value.dtype, device="meta")
-        taken[node].meta["example_value"] = value
-    draws.output(tuple(results))
+        here[node], value = rest.placeholder(f"drawn_{i}"), value_of(node)
+        sizes = tuple(value.shape), tuple(value.stride())
+        own = torch.empty_strided(*sizes, dtype=value.dtype, device="meta") if _is_dropout(node) else value
+        here[node].meta["example_value"] = own  # in memory that no operand shares
     for node in captured.graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node not in taken:
+        if node not in here:
             here[node] = rest.node_copy(node, here.__getitem__)
         elif _is_dropout(node):
-            here[node] = rest.call_function(torch.mul, (here[node.args[0]], taken[node]))
+            here[node] = rest.call_function(torch.mul, (here[node.args[0]], here[node]))
             here[node].meta = dict(node.meta)
-        else:
-            here[node] = taken[node]
     return RandomSplit(torch.fx.GraphModule(captured, rest), torch.fx.GraphModule(captured, draws))
 
 
@@ -90,11 +81,6 @@ def _is_number(node: Any) -> bool:
     return not isinstance(value_of(node), torch.Tensor) and all(map(_is_number, node.all_input_nodes))
 
 
-def _layout(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    value = value_of(node)
-    return tuple(value.shape), tuple(value.stride())
-
-
 def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
     """A node in another graph, with its operands."""
     for operand in node.all_input_nodes:
@@ -104,7 +90,7 @@ def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
     return known[node]
 
 
-def _dropped_ones(graph: Any, node: Any) -> Any:
+def _factor(graph: Any, node: Any) -> Any:
     """The factor of a dropout: the dropout of ones with the strides of its operand, which draws as
     many numbers in the same order."""
     value = value_of(node.args[0])

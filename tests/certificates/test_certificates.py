@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from certificate_cases import LARGE, Case, certified, followed
 from certified_models import models
 from commandline import one_line, run
 from onnx import ModelProto, helper, numpy_helper
 
 from taso_mirage import optimize
 from taso_mirage.certificates import judge
-from taso_mirage.certificates.follow import Followed, follow
+from taso_mirage.certificates.follow import follow
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.certificates.judge import AGAIN, CHECKED, FIELD, UNPROVED, CaseJudge
 from taso_mirage.checker import Refused
@@ -34,17 +35,12 @@ from taso_mirage.onnx_io import load, save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.report.certificate import certificate
-from taso_mirage.report.result import Result
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.config import Config
-from taso_mirage.search.rulesets import rules
 
 MODEL = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 SIZES = {"g": (8,), "m": (8, 8)}
 """The sizes of two weights."""
-Case = tuple[Model, Model, dict[str, Any]]
 
 
 def made(path: Path, folder: Path, **options: Any) -> Case:
@@ -56,21 +52,9 @@ def made(path: Path, folder: Path, **options: Any) -> Case:
     return certified(original, next(each for each in results if each.changed), folder)
 
 
-def certified(original: Model, result: Result, folder: Path) -> Case:
-    """A model, its optimized form, read back from its file, and the certificate as JSON."""
-    save(result.model, folder / "optimized.onnx")
-    mutants = (m.equation for m in result.mutations.by_name.values())
-    found = certificate(result, {e.name: e for e in (*rules(), *mutants)}, Proofs())
-    return original, load(folder / "optimized.onnx"), json.loads(json.dumps(found))
-
-
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return made(MODEL, tmp_path_factory.mktemp("certificate"))
-
-
-def followed(case: Case, strict: bool = False) -> Followed:
-    return follow(*case, CaseJudge(strict))
 
 
 def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
@@ -136,12 +120,6 @@ def test_every_kind_of_node_is_followed(name: str, tmp_path: Path) -> None:
     options = {} if given is None else {"inputs": given}
     optimize(original, output=output, certificate=steps, measure=False, budget=1.0, **options)
     assert "the certificate leads from" in run("verify", original, output, steps).stdout
-
-
-LARGE = (
-    *("light_vgg19", "light_zfnet512", "light_alexnet"),
-    *("light_resnet50", "light_inception_v2", "light_densenet121"),
-)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from program_texts import text
 
 from taso_mirage.checker import Accepted, Refused, check, check_step
 from taso_mirage.errors import TasoMirageError
@@ -20,14 +21,6 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.text import parse_graph, show_graph
-
-
-def text(returned: str, **leaves: str) -> str:
-    """A program of one expression a line; the last one is the result."""
-    lines = [f"    {name} = input({name!r}, {type_})" for name, type_ in leaves.items()]
-    *before, last = returned.split("; ")
-    return "\n".join(["def lhs():", *lines, *(f"    {line}" for line in before), f"    return {last}"])
-
 
 MN = {"x": "float32['m', 'n']", "y": "float32['m', 'n']"}
 ATTRS = "strides=(1, 1), dilations=(1, 1), group=1"

@@ -4,7 +4,7 @@ other heads, halves that are turned the other way, steps, casts that narrow, gro
 from __future__ import annotations
 
 import pytest
-from test_checker import text
+from program_texts import text
 
 from taso_mirage.checker import Accepted, Refused, check
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checker_numbers import computed
 from onnxruntime import InferenceSession
-from test_ops import ON_A_GPU, build, opsets
+from operator_uses import ON_A_GPU, build, opsets
 
 from taso_mirage.checker.operators import OPS
 from taso_mirage.errors import TasoMirageError, Unsupported

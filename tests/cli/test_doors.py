@@ -22,13 +22,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import typer
-from commandline import Done, run
+from commandline import Done, commands, run
 from onnx import TensorProto, helper, numpy_helper
 
 import taso_mirage
 from taso_mirage import api
-from taso_mirage.cli.commands import app
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import InvalidModel, TasoMirageError, Unsupported
 from taso_mirage.measure import session as runtime
@@ -222,21 +220,6 @@ OWN = {("optimize", "--kernels")}
 """Where kernels that are made here are compiled."""
 SHELL = {"--install-completion", "--show-completion"}
 """Options of the shell's, which change files of the user's."""
-
-
-def commands() -> dict[str, Any]:
-    """Every command that does something, by its words."""
-    found: dict[str, Any] = {}
-
-    def walk(command: Any, words: str) -> None:
-        inner = getattr(command, "commands", {})
-        if not inner or command.params:
-            found[words] = command
-        for name, each in inner.items():
-            walk(each, f"{words} {name}".strip())
-
-    walk(typer.main.get_command(app), "")
-    return found
 
 
 def given(option: Any) -> tuple[str, ...]:

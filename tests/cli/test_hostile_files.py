@@ -14,7 +14,7 @@ import onnx
 import pytest
 from commandline import one_line, run, run_apart
 from onnx import helper, numpy_helper
-from test_folder import relus
+from small_models import relus
 
 from taso_mirage.errors import InvalidModel, SyntaxProblem
 from taso_mirage.ir.dims import parse_dim

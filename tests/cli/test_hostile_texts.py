@@ -128,7 +128,7 @@ def test_a_pipe_is_no_folder(model: Path, tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("write", ["probe", "file"])
 def test_an_interrupt_at_any_line_leaves_nothing(tmp_path: Path, write: str) -> None:
     """In a small process, which forks fast."""
-    script = [sys.executable, Path(__file__).parents[1] / "interrupted.py", write, tmp_path]
+    script = [sys.executable, Path(__file__).parents[1] / "harness" / "interrupted.py", write, tmp_path]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10

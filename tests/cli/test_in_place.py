@@ -12,7 +12,7 @@ import onnx
 import pytest
 from commandline import one_line, run
 from onnxruntime import InferenceSession
-from test_faults import shortened
+from small_models import shortened
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption

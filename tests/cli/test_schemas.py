@@ -15,7 +15,7 @@ import pytest
 from commandline import Done, one_line, result_of, run, run_apart
 from jsonschema import Draft202012Validator
 from scripts import ROOT
-from test_folder import relus
+from small_models import relus
 
 from taso_mirage import api
 from taso_mirage.cli.interrupt import CtrlC

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_folder import relus
+from small_models import relus
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors of POSIX")
 QUICK = "--no-measure --kernels off --budget 0"

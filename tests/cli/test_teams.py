@@ -18,7 +18,7 @@ import pytest
 import yaml
 from commandline import run
 from scripts import ROOT
-from test_folder import relus
+from small_models import relus
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}

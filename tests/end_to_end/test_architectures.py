@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from test_certificates import LARGE, Case, certified, followed
+from certificate_cases import LARGE, Case, certified, followed
 
 import models
 from taso_mirage import pipeline

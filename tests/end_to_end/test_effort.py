@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 from commandline import one_line, result_of, run
-from test_optimize import model
+from small_models import model
 
 import taso_mirage
 from taso_mirage import api, onnx_io

@@ -3,7 +3,7 @@ names, slices to the end, sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,16 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
+from protos import F, V, branches, large_kernel, map_given, proto, read, sequence_given
 
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import check, sizes
 from taso_mirage.measure.check_inputs import feed
-from taso_mirage.onnx_io import from_ir, load
-from taso_mirage.onnx_io.protos import from_proto
+from taso_mirage.onnx_io import load
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.regions.fragments import kernel_regions
 from taso_mirage.search.config import Config
-
-V = h.make_tensor_value_info
-F = T.FLOAT
-
-
-def proto(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    **weights: Any,
-) -> onnx.ModelProto:
-    initializers = [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()]
-    imports = [h.make_opsetid("", 15), h.make_opsetid("ai.onnx.ml", 1)]
-    graph = h.make_graph(list(nodes), "g", list(inputs), list(outputs), initializers)
-    return h.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-def read(made: onnx.ModelProto) -> Model:
-    return from_ir(from_proto(made))
 
 
 def run(made: onnx.ModelProto, **options: Any) -> Any:
@@ -55,17 +35,6 @@ def command(*arguments: str | Path) -> tuple[int, str]:
 
 
 # ---------------------------------------------------------------- what was made up
-
-
-def large_kernel() -> onnx.ModelProto:
-    """A convolution of 15 x 15: images of 8 x 8 are too small."""
-    conv = h.make_node("Conv", ["image", "w"], ["c"], kernel_shape=[15, 15])
-    return proto(
-        [conv, h.make_node("Relu", ["c"], ["y"])],
-        [V("image", F, ["n", 1, "height", "width"])],
-        [V("y", F, ["n", 2, None, None])],
-        w=np.ones((2, 1, 15, 15), np.float32),
-    )
 
 
 def test_sizes_that_do_not_run_are_named_with_what_to_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,26 +107,6 @@ def test_further_sizes_that_were_left_out_are_said_in_one_line() -> None:
 
 
 # ---------------------------------------------------------------- the user's inputs
-
-
-def branches() -> onnx.ModelProto:
-    """A rate of 16000 takes the branch that runs; all others cut more than there is (Silero's
-    detector of voices)."""
-    good = h.make_graph([h.make_node("Relu", ["x"], ["a"])], "then", [], [V("a", F, ["n"])])
-    bad = h.make_graph([h.make_node("Reshape", ["x", "seven"], ["b"])], "else", [], [V("b", F, [7])])
-    nodes = [
-        h.make_node("Equal", ["rate", "known"], ["same"]),
-        h.make_node("If", ["same"], ["r"], then_branch=good, else_branch=bad),
-        h.make_node("Neg", ["r"], ["m"]),
-        h.make_node("Neg", ["m"], ["y"]),
-    ]
-    return proto(
-        nodes,
-        [V("x", F, ["n"]), V("rate", T.INT64, [])],
-        [V("y", F, ["n"])],
-        known=np.array(16000),
-        seven=np.array([7]),
-    )
 
 
 GIVEN = {"x": np.linspace(-1, 1, 32, dtype=np.float32), "rate": np.array(16000)}
@@ -342,19 +291,6 @@ def empty_sequence() -> onnx.ModelProto:
         h.make_node("ConcatFromSequence", ["t"], ["y"], axis=0),
     ]
     return proto(nodes, [V("x", F, ["n", 4])], [V("y", F, None)])
-
-
-def sequence_given() -> onnx.ModelProto:
-    nodes = [h.make_node("SequenceAt", ["s", "one"], ["a"]), h.make_node("Relu", ["a"], ["y"])]
-    return proto(nodes, [h.make_tensor_sequence_value_info("s", F, None)], [V("y", F, ["n", 4])], one=np.array(1))
-
-
-def map_given() -> onnx.ModelProto:
-    value = onnx.ValueInfoProto(name="d")
-    value.type.map_type.key_type = T.STRING
-    value.type.map_type.value_type.tensor_type.elem_type = F
-    node = h.make_node("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])
-    return proto([node], [value], [V("y", F, [1, 2])])
 
 
 def optional() -> onnx.ModelProto:

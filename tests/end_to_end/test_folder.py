@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from commandline import one_line, run
-from onnx import TensorProto, helper
+from small_models import relus
 
 from taso_mirage import api, folder
 from taso_mirage.errors import InvalidModel, InvalidOption, RuntimeUnavailable
@@ -27,16 +26,6 @@ from taso_mirage.system.files import file_digests
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 QUICK = ("--no-measure", "--budget", 5)
-
-
-def relus(path: Path, count: int, shape: tuple[int, ...] = (4, 8)) -> None:
-    """A chain of activations, of which all but one are too many."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
-    names = ["x", *(f"v{i}" for i in range(1, count)), "y"]
-    nodes = [helper.make_node("Relu", [a], [b]) for a, b in pairwise(names)]
-    graph = helper.make_graph(nodes, "g", [x], [y])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 @pytest.fixture

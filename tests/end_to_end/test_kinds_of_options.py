@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from commandline import run
-from test_doors import commands
-from test_faults import shortened
+from commandline import commands, run
+from small_models import shortened
 
 import taso_mirage
 from taso_mirage import api

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
-from test_first_try import F, V, map_given, proto, sequence_given
+from protos import F, V, map_given, proto, sequence_given
 
 import taso_mirage
 from taso_mirage.errors import InvalidOption

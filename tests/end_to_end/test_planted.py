@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import pytest
 from commandline import one_line, run
+from mutated import halved, side_by_side
 from onnx import helper, numpy_helper
-from test_mutations import halved, side_by_side
 
 from taso_mirage.errors import InvalidOption, OutputError, RuntimeUnavailable, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import symbol
@@ -29,7 +29,7 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.choices import Choices
+from taso_mirage.pipeline.fuse.choices import KernelRecords
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.regions.fragments import KernelRegion
@@ -210,7 +210,7 @@ def relu(*shape: Any) -> Graph:
 @pytest.mark.parametrize("free", [None, FreeSizes(((symbol("n0"), 4),), ((symbol("n0"), 4),))])
 def test_a_planted_record_is_compared_with_its_goal(cache: Path, free: FreeSizes | None) -> None:
     """Records of this user are trusted; others are once found to be right."""
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     rows = 8 if free is None else symbol("n0")
     right, wrong = ({"mugraph": to_json(make(rows, 4))} for make in (relu_of_sum, relu))
     file = choices._path(goal, free, ())
@@ -236,13 +236,13 @@ def test_a_planted_record_that_overflows_is_no_choice(cache: Path) -> None:
     x = variable("i0", Tensor("float32", (8, 4)))
     powers = term("exp", x)
     unsafe = Graph((x,), (term("div", powers, term("reduce_sum", powers, axes=(1,), keepdims=True)),))
-    goal, choices = Graph((x,), (term("softmax", x, axis=1),)), Choices("cpu", "here")
+    goal, choices = Graph((x,), (term("softmax", x, axis=1),)), KernelRecords("cpu", "here")
     write_file(choices._path(goal, None, ()), json.dumps({"mugraph": to_json(unsafe)}))
     assert choices.record(goal, None, ()) is None
 
 
 def test_what_this_user_found_is_not_verified_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     choices.keep({"mugraph": to_json(goal)}, goal, None, ())
     monkeypatch.setattr("taso_mirage.pipeline.fuse.choices._computes", lambda *_: False)
     assert choices.record(goal, None, ()) is not None
@@ -302,7 +302,7 @@ def test_where_no_folder_is_ones_own_nothing_is_kept(cache: Path, monkeypatch: p
     assert proofs_path() is None
     with closing(Proofs(None)) as proofs:
         assert not proofs.judge(false_instance())
-    goal, choices = relu_of_sum(8, 4), Choices("cpu", "here")
+    goal, choices = relu_of_sum(8, 4), KernelRecords("cpu", "here")
     choices.keep({"mugraph": to_json(goal)}, goal, None, ())
     assert choices.record(goal, None, ()) is not None
     with pytest.raises(RuntimeUnavailable):

@@ -31,7 +31,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import checked, fused
+from taso_mirage.pipeline.fuse import fused, kernel_check
 from taso_mirage.regions.fragments import fragments
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
@@ -321,14 +321,14 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     assert ours <= max(own, 2e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("share", [checked.SHARE, 1e-6])
+@pytest.mark.parametrize("share", [kernel_check.SHARE, 1e-6])
 def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a model of level 4: 15 bits are less than a 32nd of the runtime's error, and more than a
     millionth."""
     quick(monkeypatch)
-    monkeypatch.setattr(checked, "SHARE", share)
+    monkeypatch.setattr(kernel_check, "SHARE", share)
     plain = model(term("tanh", product(2, 512, 512, level=4)))
     result = fused(
         optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search"

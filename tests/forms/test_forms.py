@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_ops import build
+from operator_uses import build
 
 from taso_mirage.emit.gpu.forms import GpuProgram, bound_names, gpu_programs, own_names, reserved_names
 from taso_mirage.forms.base.form import CPU_GOALS, GPU_GOALS, Form, form_of, known_forms

@@ -29,7 +29,7 @@ from taso_mirage.measure.target import CPU
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused
+from taso_mirage.pipeline.fuse import fused, region_times
 from taso_mirage.regions.fragments import RegionSite, fragments
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
@@ -273,9 +273,9 @@ def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pyte
     assert products is not None
     kernel = cpu_kernel(products.mugraphs(goal, CPU_DEVICE)[0].graph)
     site, opsets = RegionSite(given, (), ()), {"": 20}
-    monkeypatch.setattr(alone, "SECONDS", 0.01)
-    assert alone.region_seconds(goal, site, kernel, opsets, CPU, prepares=True) is not None
+    monkeypatch.setattr(region_times, "SECONDS", 0.01)
+    assert region_times.region_seconds(goal, site, kernel, opsets, CPU, prepares=True) is not None
     broken = replace(kernel, entry=f"{kernel.entry}_broken", source="#error no kernel")
     broken = replace(broken, plan=kernel.plan.replace(kernel.entry, broken.entry))
     with pytest.raises(TasoMirageError, match="no kernel"):
-        alone.region_seconds(goal, site, broken, opsets, CPU, prepares=True)
+        region_times.region_seconds(goal, site, broken, opsets, CPU, prepares=True)

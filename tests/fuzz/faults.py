@@ -37,7 +37,7 @@ def fault_case(seed: int, folder: Path) -> tuple[str, list[str]]:
         (folder / "given" / name).write_bytes(_model())
     asked = str(random.choice(ERRORS)), str(random.randrange(2)), str(random.randrange(9, 40))
     started = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "faults.py"), str(folder), *asked, *command.split()],
+        [sys.executable, str(ROOT / "tests" / "harness" / "faults.py"), str(folder), *asked, *command.split()],
         capture_output=True,
         text=True,
         env=os.environ
@@ -74,6 +74,6 @@ def _shim(folder: Path) -> Path:
     """The library that lets calls fail, compiled once in a process."""
     found = folder / f"faults{os.getpid()}.so"
     if not found.exists():
-        source = ROOT / "tests" / "faults.cpp"
+        source = ROOT / "tests" / "harness" / "faults.cpp"
         subprocess.run([compiler()[0], "-shared", "-fPIC", "-O1", source, "-o", found, "-ldl"], check=True)
     return found

@@ -1,4 +1,4 @@
-"""The enumeration of a family: against brute force (tests/oracle.py), its counts, its equations and
+"""The enumeration of a family: against brute force (tests/harness/oracle.py), its counts, its equations and
 those that it must not have, and small families."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracle import Oracle, canonical, names, ordered
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.generate.enumeration import INPUT, Table, evaluate_here
@@ -17,7 +18,6 @@ from taso_mirage.generate.equations import Classes, Trees, common_supergraph, re
 from taso_mirage.generate.family import FOLDER, Family, families, load_family, read_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation
-from tests.oracle import Oracle, canonical, names, ordered
 
 Term = Any
 TASO = FOLDER / "taso.toml"

@@ -18,7 +18,12 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")})]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "harness"),
+    *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")}),
+]
 
 import mugraphs  # noqa: E402
 import test_batches as batches  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_ops import build, uses
+from operator_uses import build, uses
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.terms import Node, Tensor, is_float, topological, variable

@@ -95,9 +95,9 @@ def test_a_number_of_an_ended_process_is_of_nothing_in_the_next() -> None:
     """A call of another thread may end the process between sending a weight and using it: then no
     other weight has its number, and the call says why it fails."""
     there = Child()
-    first = there.call(native.keep_weight, np.zeros(4, np.float32))
+    (first,) = there.call(native.keep_weights, [np.zeros(4, np.float32)])
     there.stop()
-    second = there.call(native.keep_weight, np.ones(4, np.float32))
+    (second,) = there.call(native.keep_weights, [np.ones(4, np.float32)])
     try:
         assert first != second
         with pytest.raises(RuntimeCrashed, match="another one began"):

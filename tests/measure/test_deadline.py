@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_optimize import F, model, w, x
+from clocks import Clock
+from small_models import F, model, w, x
 
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import symbol
@@ -34,16 +35,6 @@ from taso_mirage.system import deadline as system
 from taso_mirage.system.deadline import Deadline
 
 SHIPPED = system.GRACE
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # ---------------------------------------------------------------- ends

@@ -16,8 +16,8 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-from test_cost import QUIET
-from test_optimize import model, w, x
+from executors import QUIET
+from small_models import model, w, x
 
 from taso_mirage.errors import OutOfTime, RunFailed, RuntimeUnavailable
 from taso_mirage.measure import remote, tasks

@@ -87,6 +87,21 @@ def test_what_is_mapped_from_a_file_is_not_copied(tmp_path: Path, copies: list[i
     assert not found.flags.writeable
 
 
+def test_many_buffers_of_a_file_take_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the table of mappings is read once."""
+    path, read, handles = tmp_path / "weights", list[Path](), list[int]()
+    mapped(path)
+    parts = [np.memmap(path, np.uint8, "r", offset=i, shape=(messages.SHARED + i,)) for i in range(5)]
+    handle, text = messages.send_handle, Path.read_text
+    monkeypatch.setattr(messages, "send_handle", lambda c, d, p: (handles.append(d), handle(c, d, p)))
+    monkeypatch.setattr(Path, "read_text", lambda path, **k: (read.append(path), text(path, **k))[1])
+    own = np.ones(messages.SHARED, np.uint8)
+    found = exchanged([*map(np.asarray, parts), own])
+    assert all(np.array_equal(a, b) for a, b in zip(found, [*parts, own], strict=True))
+    assert len(handles) == 2
+    assert read == [messages.MAPPINGS]
+
+
 def test_a_file_in_the_place_of_another_is_not_read(tmp_path: Path, copies: list[int]) -> None:
     sent = mapped(tmp_path / "weights")
     (tmp_path / "other").write_bytes(bytes(3 * messages.SHARED))

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from deep_mutants import Sizes, Transformer, mutants, planted, right_ones
+from deep_mutants import Sizes, Transformer, but_rows, mutants, planted, right_ones, sliced
 
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Graph, Tensor, constant, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.measure import cuts
+from taso_mirage.measure.bulk import evaluation_seconds
 from taso_mirage.measure.check import Difference, compare
 from taso_mirage.measure.patches import patches
 from taso_mirage.measure.perturbation import Perturbed
@@ -64,6 +65,7 @@ def checked() -> Iterator[Checked]:
 
     patch.setattr(FloatReference, "__call__", small)
     patch.setattr(cuts, "LIFTING", 0.0)
+    patch.setattr(cuts, "LONG", 0.0)
     yield Checked(Sizes())
     patch.undo()
 
@@ -91,6 +93,20 @@ def test_what_there_is_no_time_for_is_said(checked: Checked) -> None:
     assert list(late.alone) == ["there was no time"]
 
 
+def test_the_cheapest_regions_come_first(checked: Checked) -> None:
+    """One that takes all of the time takes it from no other."""
+    outputs, layer = checked.made.model.graph.outputs, checked.made.layers[2]
+    names = ("scale in the queries", "scale in a weight")
+    pairs = [RIGHT[name](checked.made, 2, layer) for name in names]
+    steps = [RewriteStep(("planted",), (old,), (new,)) for old, new in pairs]
+    model = checked.made.model.with_graph(replay(outputs, steps), checked.made.weights)
+    kinds = checked.regions._kinds(ClaimedModel(model, CPU, claimed(outputs, steps), {}))
+    takes = [evaluation_seconds(topological(next(iter(each.values())).before), {}) for each in kinds]
+    assert len(takes) == 2
+    assert takes == sorted(takes)
+    assert takes[0] < takes[1]
+
+
 def test_equal_layers_are_compared_once(checked: Checked) -> None:
     """One patch at two layers, and another one where a weight of another layer is in it."""
     change, outputs = RIGHT["scale in the queries"], checked.made.model.graph.outputs
@@ -116,7 +132,59 @@ def test_sizes_that_may_vary_are_found_once_for_the_values_of_all_runs(
     regions = RegionalCheck(checked.made.model, cases)
     assert len({each.case for each in regions.differences(ClaimedModel(found.model, CPU, found.claims, {}))}) == 2
     cuts._lifted.cache_clear()
-    assert len(lifted) == 1
+    assert len(lifted) == 2  # equal sizes as one, and alone
+
+
+TOKENS, HEADS, INNER = 64, 2, 8
+
+
+def attention(scale: float = 1.0) -> tuple[tuple[Node, ...], Node, Node]:
+    """An attention over three values of one size, which many models split and join so, and the
+    runtime's own in its place."""
+    q, k, v = (variable(name, Tensor("float32", (2, TOKENS, HEADS * INNER))) for name in "qkv")
+    split = (
+        term("transpose", term("reshape", each, shape=(2, TOKENS, HEADS, INNER)), perm=(0, 2, 1, 3))
+        for each in (q, k, v)
+    )
+    queries, keys, values = split
+    scores = term("matmul", queries, term("transpose", keys, perm=(0, 1, 3, 2)))
+    joined = term("transpose", term("matmul", term("softmax", scores, axis=3), values), perm=(0, 2, 1, 3))
+    old = term("reshape", joined, shape=(2, TOKENS, HEADS * INNER))
+    return (q, k, v), old, term("multi_head_attention", q, k, v, num_heads=HEADS, scale=scale)
+
+
+@pytest.mark.parametrize("wrong", ["", "scale", "last queries", "a head", "last keys"])
+def test_attention_of_many_tokens_is_evaluated_for_few_queries(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Its scores for all of them would take seconds; what is wrong for the others alone is far from
+    the original's run."""
+    inputs, old, new = attention(1.01 if wrong == "scale" else 1.0)
+    if wrong == "last queries":
+        new = but_rows(new, term("neg", new), 1, TOKENS - 2, TOKENS)
+    if wrong == "a head":
+        new = but_rows(new, term("neg", new), 2, INNER, 2 * INNER)
+    if wrong == "last keys":
+        few = [inputs[0], *(sliced(each, 1, 0, TOKENS - 8) for each in inputs[1:])]
+        new = term("multi_head_attention", *few, num_heads=HEADS, scale=1.0)
+    model = standalone(Graph(inputs, (term("tanh", old),)), {"": 20, "com.microsoft": 1})
+    steps = [RewriteStep(("planted",), (old,), (new,))]
+    outputs = model.graph.outputs
+    shapes, given = list[list[int]](), FloatReference.__call__
+
+    def seen(self: FloatReference, *args: object) -> object:
+        shapes.append([int(each.shape[1]) for each in self.model.graph.inputs])
+        return given(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FloatReference, "__call__", seen)
+    monkeypatch.setattr(cuts, "LIFTING", 0.0)
+    monkeypatch.setattr(cuts, "LONG", 0.0)
+    check = RegionalCheck(model, list(cases_by_runs(model, open_in_child(model, CPU), {}))[:1])
+    changed = model.with_graph(replay(outputs, steps))
+    shapes.clear()
+    found = check.differences(ClaimedModel(changed, CPU, claimed(outputs, steps), {}))
+    assert all(each.passed for each in found) == (wrong == "")
+    if not wrong:
+        assert shapes[-1] == [cuts.ROWS, TOKENS, TOKENS]
+    assert not wrong or found
 
 
 def test_what_is_evaluated_sooner_than_a_cut_is_found_is_not_cut(

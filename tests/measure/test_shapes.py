@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cost import Elsewhere
-from test_report import model, w, x
+from executors import Elsewhere
+from small_models import model, w, x
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import symbol

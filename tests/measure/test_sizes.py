@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
-from test_first_try import F, V, branches, large_kernel, proto, read
+from protos import F, V, branches, large_kernel, proto, read
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import random_inputs

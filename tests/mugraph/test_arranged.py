@@ -40,9 +40,9 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused, stage
-from taso_mirage.pipeline.fuse import forms as module
-from taso_mirage.pipeline.fuse.forms import _proved, forms
+from taso_mirage.pipeline.fuse import fused, region_times, stage
+from taso_mirage.pipeline.fuse import kinds as module
+from taso_mirage.pipeline.fuse.kinds import _proved, variants
 from taso_mirage.regions.batches import EqualRegions, equal_regions, resized
 from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.report.result import Result
@@ -152,7 +152,7 @@ def test_a_form_is_proved_and_another_order_is_not() -> None:
 def test_a_target_may_not_arrange_weights() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, sites),) = found.items()
-    assert [len(forms(kind, sites, arranging)) for arranging in (True, False)] == [2, 1]
+    assert [len(variants(kind, sites, arranging)) for arranging in (True, False)] == [2, 1]
 
 
 def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None
     _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, sites),) = found.items()
     other = replace(sites[0], inputs=tuple([variable(f"v{i}", x.tensor) for i, x in enumerate(sites[0].inputs)]))
-    assert len(forms(kind, [*sites] * 24, True)) == 2
+    assert len(variants(kind, [*sites] * 24, True)) == 2
     assert len(asked) == 1
-    assert len(forms(kind, [*sites, other], True)) == 1
+    assert len(variants(kind, [*sites, other], True)) == 1
     assert len(asked) == 3
 
 
@@ -186,7 +186,7 @@ def test_wrong_sums_are_not_proved() -> None:
 def prefers(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Kernels of turned weights take so long, others 1, the operators 2."""
     patch.setattr(
-        alone,
+        region_times,
         "region_seconds",
         lambda graph, site, *others: (2.0, seconds if any(map(is_turned, site.inputs)) else 1.0),
     )
@@ -271,7 +271,7 @@ def test_weights_of_float8_are_turned_too() -> None:
     """QDQ: a quantizer, and the products of its result with dequantized weights."""
     given, found = kinds(FLOAT8)
     ((kind, sites),) = found.items()
-    _, other = forms(kind, sites, True)
+    _, other = variants(kind, sites, True)
     assert [x.shape for x in other.kind.goal.inputs if x.dtype == "float8_e4m3fn" and x.shape] == [(16, K), (N, K)]
     made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned(other.kind.goal)) for s in other.sites])
     held = {name: x.numpy() for name, x in made.weights.items() if name.startswith("turned")}
@@ -292,7 +292,7 @@ def test_a_kernel_reads_arranged_weights_on_a_gpu(text: str) -> None:
     assert device is not None
     given, found = kinds(text)
     ((kind, sites),) = found.items()
-    _, other = forms(kind, sites, True)
+    _, other = variants(kind, sites, True)
     planned_here = planned(other.kind.goal, device.capability)
     made = embed(given, [EmbeddedRegion(s.inputs, s.outputs, planned_here) for s in other.sites])
     dtype = np.float16 if text == FLOAT8 else np.float32
@@ -308,7 +308,7 @@ def test_a_region_at_other_sizes_has_its_weights_turned() -> None:
     assert not out
     ((kind, sites),) = found.items()
     assert kind.free is not None
-    _, other = forms(kind, sites, True)
+    _, other = variants(kind, sites, True)
     for rows in (1, 32):
         graph = resized(other.sites[0], {"rows": rows})
         assert [x.shape for x in graph.inputs if len(x.shape) > 1] == [(rows, K), (N, K), (N, K), (1, N), (1, N)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from test_inside import floats, kinds, optimized, parse, run, same
+from bodies import floats, kinds, optimized, parse, run, same
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, substitute

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_optimize import ops
-from test_types import misfit, opaque
+from opaque_types import misfit, opaque
+from small_models import ops
 
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_optimize import F, ops, w, x
+from small_models import F, ops, w, x
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model, StoredWeight

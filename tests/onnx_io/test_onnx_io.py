@@ -9,7 +9,6 @@ import os
 import resource
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,9 +22,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_texts import parse, read, round_trip, run, same
 
 from taso_mirage.errors import InvalidModel, OutputError
-from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart, serialize_types
@@ -33,44 +33,6 @@ from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.operators.interpret import interpret
 
 ROOT = Path(__file__).parents[2]
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
-
-
-def parse(body: str, header: str = HEADER) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(header + textwrap.dedent(body))
-    for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
-        if not node.domain:
-            node.ClearField("domain")  # the parser writes the empty domain
-    return proto
-
-
-def read(proto: onnx.ModelProto) -> Model:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return from_ir(from_proto(copy))
-
-
-def round_trip(proto: onnx.ModelProto, checked: bool = True) -> onnx.ModelProto:
-    after = onnx.load_model_from_string(serialize(read(proto)))
-    if checked:
-        onnx.checker.check_model(after, full_check=True)
-    return after
-
-
-def run(proto: onnx.ModelProto, **feeds: Any) -> list[Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
-
-
-def same(proto: onnx.ModelProto, **feeds: Any) -> onnx.ModelProto:
-    """Round trip and compare the results on `feeds`."""
-    after = round_trip(proto)
-    for before, now in zip(run(proto, **feeds), run(after, **feeds), strict=True):
-        np.testing.assert_array_equal(before, now)
-    return after
 
 
 def ops(graph: onnx.GraphProto) -> list[str]:

@@ -9,14 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_conformance import bind, binding_choices, collected
-from test_onnx_io import parse, read, same
+from conformance_cases import bind, binding_choices, collected
+from onnx_texts import parse, read, same
+from opaque_types import misfit, opaque
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import evaluate, symbols
-from taso_mirage.ir.terms import Node, Tensor
-from taso_mirage.onnx_io import from_proto
-from taso_mirage.onnx_io import read as reading
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES as REFUSED
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES as SHAPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES as ONNX
@@ -32,18 +30,6 @@ FREE = {
 """Operators whose results have a size that depends on values, and the counted elements."""
 
 
-def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The outputs' types where every node stays opaque."""
-
-    def refuse(reader: reading._Reader, node: Any) -> Node:
-        if node.op_type == "Constant":
-            return reader._constant(node)
-        raise Unsupported("only its type is asked for")
-
-    monkeypatch.setattr(reading._Reader, "_known", refuse)
-    return [n.type for n in reading.from_ir(from_proto(proto)).graph.outputs]
-
-
 def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model without the declared types of its results: no rank, no dtype."""
     copy = onnx.ModelProto()
@@ -53,18 +39,6 @@ def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
         info.type.tensor_type.elem_type = 0
     del copy.graph.value_info[:]
     return copy
-
-
-def misfit(type: Tensor, array: Any) -> str | None:
-    """How an array is not of a type; a symbol stands for any size."""
-    array = np.asarray(array)
-    dtype = "string" if array.dtype == object or array.dtype.kind in "UST" else array.dtype.name
-    if type.dtype != dtype:
-        return f"{type} but the dtype is {dtype}"
-    if type.shape is None or len(type.shape) != array.ndim:
-        return f"{type} but the shape is {array.shape}"
-    wrong = any(isinstance(n, int) and n != m for n, m in zip(type.shape, array.shape, strict=True))
-    return f"{type} but the shape is {array.shape}" if wrong else None
 
 
 def single() -> list[Any]:

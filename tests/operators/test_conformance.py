@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import os
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -19,9 +18,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
+from conformance_cases import bind, binding_choices, collected
 from sampling import DAY
 
 from taso_mirage.ir.model import Model
@@ -149,15 +148,6 @@ class Outcome:
             self.wrong.append(f"{self.name}: {stage}: {complaint}")
 
 
-@functools.cache
-def collected() -> list[Any]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return list(collect_testcases(None))
-
-
 class Case:
     """A node test case, and the data common to all transformations: its imports, and the original's
     results."""
@@ -246,12 +236,6 @@ def examine(case: Case, transformation: str) -> Outcome:
     _judge_runtime(outcome, case, data)
     _judge_reals(outcome, case, result, transform)
     return outcome
-
-
-def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
 
 
 def _judge_checker(outcome: Outcome, case: Case, after: onnx.ModelProto) -> None:
@@ -515,38 +499,6 @@ def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str |
     a, b = got.astype(wide), want.astype(wide)
     close = np.isclose(a, b, rtol=max(rtol, 2 * step), atol=max(atol, 1e-6, step / 8), equal_nan=True)
     return None if close.all() else f"{(~close).sum()} of {close.size} differ, by up to {np.nanmax(np.abs(a - b)):.3g}"
-
-
-def binding_choices(graph: onnx.GraphProto, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The choices of inputs to fix: none; then the small integer ones (axes, shapes, pads); then
-    all but the first."""
-    named = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs, strict=False) if isinstance(v, np.ndarray)}
-    yield {}
-    small = {k: v for k, v in named.items() if v.dtype.kind in "iub" and v.ndim <= 1 and v.size <= 64}
-    if small and len(small) < len(named):
-        yield small
-    rest = dict(list(named.items())[1:])
-    if rest and rest.keys() != small.keys():
-        yield rest
-    if small == named and small:
-        yield small
-
-
-def bind(proto: onnx.ModelProto, values: dict[str, Any]) -> onnx.ModelProto:
-    """The model with some inputs turned into initializers."""
-    bound = _copied(proto)
-    kept = [i for i in bound.graph.input if i.name not in values]
-    types = {i.name: i.type.tensor_type.elem_type for i in bound.graph.input}
-    del bound.graph.input[:]
-    bound.graph.input.extend(kept)
-    for name, array in values.items():
-        strings = array.dtype.kind in "OUST"
-        tensor = (
-            onnx.numpy_helper.from_array(array) if strings else ir.to_proto(ir.tensor(array, ir.DataType(types[name])))
-        )
-        tensor.name = name
-        bound.graph.initializer.append(tensor)
-    return bound
 
 
 # ---------------------------------------------------------------- tests

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from test_laws import stated
+from stated_laws import stated
 
 from taso_mirage.ir.terms import (
     ABSENT,

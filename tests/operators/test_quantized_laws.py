@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from test_laws import stated
+from stated_laws import stated
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float, numpy_dtype, topological

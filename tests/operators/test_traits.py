@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzzed import fuzz
-from partial_programs import graph, image, kernel
-from test_ops import build, uses
-from test_partial import differing
+from operator_uses import build, uses
+from partial_programs import differing, graph, image, kernel
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import StoredWeight

@@ -22,7 +22,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
-from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.form_terms import decomposed
 from taso_mirage.search.config import Config
 
 WIDTH = 512

@@ -11,9 +11,8 @@ from typing import Any
 
 import onnx
 import pytest
-from test_deadline import Clock
-from test_folder import relus
-from test_optimize import model, w, x
+from clocks import Clock
+from small_models import model, relus, w, x
 
 import taso_mirage
 from taso_mirage import api, folder

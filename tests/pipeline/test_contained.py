@@ -22,7 +22,16 @@ from taso_mirage.mugraph.axis_classes import Unifier
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse import alone, checked, chosen, comparisons, fused, kinds, searches, stage
+from taso_mirage.pipeline.fuse import (
+    choices,
+    comparisons,
+    fused,
+    kernel_check,
+    kinds,
+    model_trials,
+    region_times,
+    searches,
+)
 from taso_mirage.regions import fragments as regions
 from taso_mirage.regions import free_regions
 from taso_mirage.report.result import Result
@@ -75,14 +84,14 @@ PLACES: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "growth": (regions._Growing, "_grown", seeds),
     "a place in the model": (regions, "_site", mentions),
     "its kernel's sizes": (free_regions, "_other", mentions),
-    "its forms": (kinds, "forms", mentions),
+    "its variants": (kinds, "variants", mentions),
     "what it may save": (kinds, "possible_seconds", mentions),
-    "its lanes": (chosen, "fused_goals", lambda value: mentions(value.graph)),
+    "its lanes": (choices, "fused_goals", lambda value: mentions(value.graph)),
     "the search": (searches, "Search", mentions),
     "the choice": (CpuLowering, "fastest", mentions),
     "its kernel": (CpuLowering, "kernel", mentions),
-    "measuring it alone": (alone, "region_seconds", mentions),
-    "the model with it": (stage, "embed", mentions),
+    "measuring it alone": (region_times, "region_seconds", mentions),
+    "the model with it": (model_trials, "embed", mentions),
     "kernels for other machines": (CpuLowering, "shipped", mentions),
 }
 
@@ -130,7 +139,7 @@ def test_an_error_of_the_last_check_leaves_the_model_without_kernels(
     fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     child().stop()
-    monkeypatch.setattr(checked, "compare", planted(checked.compare, lambda value: True))
+    monkeypatch.setattr(kernel_check, "compare", planted(kernel_check.compare, lambda value: True))
     found = fused(before, CONFIG, "search")
     assert found.model is before.model
     assert "no kernel for the model: internal error, please report it: ZeroDivisionError: planted" in found.notes

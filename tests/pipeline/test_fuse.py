@@ -31,15 +31,14 @@ from taso_mirage.measure.target import CPU, CUDA, TARGETS, Target
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import (
-    alone,
     check_mode,
-    chosen,
+    choices,
     comparisons,
     fused,
     kinds,
     order,
+    region_times,
     searches,
-    stage,
     usual_mode,
 )
 from taso_mirage.report.result import Result
@@ -120,7 +119,7 @@ def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatc
 def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alone, "in_child", lambda *measurement: [1.0, 2.0])
+    monkeypatch.setattr(region_times, "in_child", lambda *measurement: [1.0, 2.0])
     monkeypatch.setattr(comparisons, "interleaved", lambda *args, **named: pytest.fail("it was tried in the model"))
     assert fused(result, CONFIG, "cached").model is result.model
 
@@ -195,7 +194,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
 ) -> None:
     def cut(share: float) -> None:
         for file in (cache_path().parent / "kernels").iterdir():
-            file.write_text(json.dumps({**json.loads(file.read_text()), chosen.CUT: share}))
+            file.write_text(json.dumps({**json.loads(file.read_text()), choices.CUT: share}))
 
     class Counted(searches.Search):
         def __init__(self, *args: Any) -> None:
@@ -212,7 +211,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
     assert not asked
     assert kernels(fused(result, CONFIG, "search")) == 2
     assert len(asked) == 2
-    assert not any(chosen.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
+    assert not any(choices.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
 
 
 def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,14 +253,14 @@ def test_no_model_is_tried_that_the_command_has_no_time_for(result: Result, monk
 def test_no_kernel_is_measured_that_there_is_no_time_to_try(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search of the first kernel, and then its measurement, took the time that was left."""
     late = iter(())
-    monkeypatch.setattr(stage._Stage, "_late", lambda self: next(late))
-    monkeypatch.setattr(alone, "slower_elsewhere", lambda *args: pytest.fail("it was measured at other sizes"))
+    monkeypatch.setattr(order.StageTime, "late", lambda self: next(late))
+    monkeypatch.setattr(region_times, "slower_elsewhere", lambda *args: pytest.fail("it was measured at other sizes"))
     late = iter([False, True, False, True])
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     ended = "no kernels: the time was over after 0 of 2 kinds of regions"
     assert found.notes[-1] == ended
-    monkeypatch.setattr(alone, "region_seconds", lambda *args: pytest.fail("it was measured"))
+    monkeypatch.setattr(region_times, "region_seconds", lambda *args: pytest.fail("it was measured"))
     late = iter([True, True])
     assert fused(result, CONFIG, "cached").notes[-1] == ended
 

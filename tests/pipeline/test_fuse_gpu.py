@@ -27,7 +27,7 @@ from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import serialize
-from taso_mirage.pipeline.fuse import alone, fused, searches, stage
+from taso_mirage.pipeline.fuse import fused, region_times, searches, stage
 from taso_mirage.regions.fragments import fragments
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
@@ -50,13 +50,13 @@ def free() -> Result:
 
 def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
-    measured = alone.in_child
+    measured = region_times.in_child
 
     def timed(*args: Any) -> list[float]:
         return [max(measured(*args)) + 1.0, 1.0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alone, "in_child", timed)
+        patch.setattr(region_times, "in_child", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "GAIN", 0.0)
         patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)

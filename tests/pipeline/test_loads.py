@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,14 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, optimize_model, problem, shares
 from taso_mirage.pipeline.fuse import comparisons
+from taso_mirage.pipeline.layouts import saved_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config, Stop, quiet
+from taso_mirage.search.passes import Context
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import accounting
+from taso_mirage.targets.cuda.target import CUDA
 
 WIDTH, LAYERS = 64, 8
 MOST = 3
@@ -130,3 +134,44 @@ def test_a_large_models_first_trial_is_by_costs_that_can_be_believed(
     names = [[each.name for each in trial] for trial in choosing._likely([measured, predicted])]
     assert names[0] == [first]
     assert len(names) == 2
+
+
+def images(dtype: str = "float16", group: int = 1, tokens: int = 0) -> Model:
+    """A convolution of images, and products of so many tokens beside it."""
+    weights = {"k": StoredWeight(np.ones((64, 64 // group, 3, 3), dtype))}
+    x = variable("x", Tensor(dtype, (2, 64, 32, 32)))
+    window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": group}
+    inputs, outputs = [x], [term("conv", x, weight("k", Tensor(dtype, (64, 64 // group, 3, 3))), **window)]
+    if tokens:
+        inputs.append(variable("y", Tensor(dtype, (tokens, tokens))))
+        outputs.append(term("matmul", inputs[1], inputs[1]))
+    return standalone(Graph(tuple(inputs), tuple(outputs)), {"": 20}, weights)
+
+
+@pytest.mark.parametrize(
+    ("model", "gains"),
+    [(images(), True), (images("float32"), False), (images(group=64), False), (images(tokens=2048), False)],
+)
+def test_convolutions_of_half_precision_decide_the_layout_that_is_tried_first(model: Model, gains: bool) -> None:
+    """And no others: a GPU copies images for these alone, and few of them decide nothing."""
+    wide = next(each for each in CUDA.variants if each.channels_last)
+    context = Context({"": 20}, {}, target=CUDA)
+    assert (saved_seconds(model, wide, context) > 0) == gains
+    assert [saved_seconds(model, each, context) for each in (CUDA, CUDA.variants[0])] == [0.0, 0.0]
+    assert saved_seconds(model, wide, Context({"": 20}, {}, target=wide)) == 0.0
+
+
+@pytest.mark.parametrize("seconds", [60.0, 6.0])
+def test_the_options_that_are_predicted_to_gain_are_tried_first(large: Model, seconds: float) -> None:
+    """Also where there is time for one candidate alone."""
+    found, usual, wide = layered(3), CPU, replace(CPU, options=(("wide", "1"),))
+    job = Job(Config(budget=seconds), quiet, Stop(), CostCache(None), deadline=Deadline(seconds, lambda: 0.0))
+    job.seconds["load the original"] = 5.0
+    passed = ModelCandidate("passed", found, (), 1.0, usual)
+    choosing = choice.Choosing(job, problem.pose(job, large), passed, {}, [{}], [found.graph])
+    for cost, first in ((0.9, wide), (1.0, usual)):
+        candidates = [passed, replace(passed, target=wide, cost=cost)]
+        (trial,) = choosing._likely(candidates)
+        assert {each.target for each in trial} == {usual, wide}
+        assert choosing._in_time(trial)[0].target == first
+    assert len(choosing._in_time(trial)) == (2 if seconds == 60.0 else 1)

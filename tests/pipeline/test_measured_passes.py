@@ -9,8 +9,9 @@ from typing import Any
 
 import onnx
 import pytest
-from test_cost import Here
-from test_optimize import F, model, ops, w
+from executors import Here
+from layers import FUSED, layers
+from small_models import F, model, ops, w
 
 from taso_mirage.devices.cpu.device import SLOW
 from taso_mirage.ir.model import Model
@@ -18,16 +19,17 @@ from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.target import CPU
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import candidates
 from taso_mirage.pipeline.candidates import BY_PREDICTION, passes, search
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.available import Available
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.search.mutations import NO_MUTATIONS
+from taso_mirage.search.passes import Context
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.system.deadline import Deadline
-
-FUSED = "SkipLayerNormalization"
 
 
 class Clock(Here):
@@ -63,18 +65,6 @@ def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator is known to be slow."""
     for name in list(SLOW):
         monkeypatch.delitem(SLOW, name)
-
-
-def layers(count: int = 3, seen: bool = True) -> Model:
-    """Sums with a norm each, as a transformer has them; the sum is used by the next one, too, where
-    it is `seen`."""
-    x = variable("x", Tensor(F, (2, 16, 64)))
-    state = x
-    for i in range(count):
-        total = term("add", state, term("tanh", state))
-        norm = term("layer_norm", total, w(64, name=f"g{i}"), w(64, name=f"b{i}"), axis=2)
-        state = term("add", term("sqrt", norm), total) if seen else term("sqrt", norm)
-    return model((x,), (state,))
 
 
 def passed(made: Model, clock: Clock | None, deadline: float | None = None) -> tuple[list[str], list[str]]:
@@ -152,3 +142,45 @@ def test_passes_by_predicted_costs_end_with_the_time_too() -> None:
     (found,) = passes(job, problem).first
     assert found.name == BY_PREDICTION
     assert fusions((ops(found.model.graph.outputs), [])) == 0
+
+
+@pytest.mark.parametrize(("measures", "runs"), [(True, 2), (False, 1)])
+def test_passes_that_would_measure_nothing_do_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, measures: bool, runs: int
+) -> None:
+    """The search starts from what predicted costs found."""
+    ran, real = list[Rewriter](), Rewriter.passes
+    monkeypatch.setattr(Rewriter, "passes", lambda self, *given: (ran.append(self), real(self, *given))[1])
+    monkeypatch.setattr(candidates, "measures_search", lambda job: measures)
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(1e-6), deadline=Deadline(60.0))
+    problem = pose(job, layers(), (({}, 1.0),))
+    start = passes(job, problem)
+    assert len(ran) == runs
+    assert fusions((ops(start.passed.model.graph.outputs), [])) == 3
+    assert start.rewriters == [problem.rewriter]
+    found, _ = search(job, problem, start, NO_MUTATIONS)
+    assert [fusions((ops(each.model.graph.outputs), [])) for each in found] == [3]
+
+
+def test_an_operator_is_asked_for_once_whatever_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicted and measured passes, and those for other options, share the answers."""
+    tried = list[Node]()
+    monkeypatch.setattr(Available, "_tried", lambda self, node: tried.append(node) or True)
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(1e-6), deadline=Deadline(60.0))
+    problem = pose(job, layers(), (({}, 1.0),))
+    passes(job, problem)
+    assert tried
+    asked = [Available((), problem.rewriter.context)._keys(node)[0] for node in tried]
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_function_of_single_elements_is_asked_for_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Node]()
+    monkeypatch.setattr(Available, "_tried", lambda self, node: tried.append(node) or True)
+    there = Available((), Context({"": 20, "com.microsoft": 1}, {}), CostCache(None))
+    many = [term("quick_gelu", variable("x", Tensor(F, (2, size))), alpha=1.0) for size in (3, 4, 5)]
+    assert all(map(there, many))
+    assert len(tried) == 1
+    norms = [term("skip_layer_norm", *[variable(n, Tensor(F, (2, 3, s))) for n in "xy"], w(s), w(s)) for s in (4, 8)]
+    assert all(map(there, norms))  # its kernel may refuse a width
+    assert len(tried) == 1 + 2

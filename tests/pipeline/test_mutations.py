@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from partial_programs import conv, image, kernel
+from mutated import halved, model, side_by_side
+from partial_programs import kernel
 from scripts import script
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.measure import tasks
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
-from taso_mirage.onnx_io import from_ir, serialize, to_ir
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import candidates, optimize_model
 from taso_mirage.report.data import result_data
@@ -38,32 +38,11 @@ from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.partial import source
 from taso_mirage.search.partial.candidates import CorrectedMutant, made_whole
 from taso_mirage.search.partial.families import Mutant, mutants_of
-from taso_mirage.search.partial.source import Tried, programs, tried
+from taso_mirage.search.partial.source import programs, tried
 from taso_mirage.search.passes import Context
 from taso_mirage.verdicts import Failure
 
 CONFIG = Config(measure=False, budget=20.0)
-
-
-class Given:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def numpy(self) -> np.ndarray:
-        return self.array
-
-
-def model(x: Node, output: Node) -> Model:
-    rng = np.random.default_rng(0)
-    leaves = [n for n in Graph((x,), (output,)) if n.op == "weight"]
-    weights = {n.attr("name"): Given(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
-    return from_ir(to_ir(standalone(Graph((x,), (output,)), {"": 20}, weights)))
-
-
-def side_by_side() -> Model:
-    """A convolution of two images; the runtime of this test is bad at more than one image."""
-    x = image(2, 3, 5, 7)
-    return model(x, term("relu", conv(term("tanh", x), kernel(4, 3, 3, 3))))
 
 
 @pytest.fixture
@@ -156,14 +135,6 @@ def test_a_size_that_only_the_run_shows_is_estimated() -> None:
     estimated = Cost(Weighted(Context({"": 17}, {}), [({}, 1.0)], None))
     output = (term("matmul", x, weight("w", Tensor("float32", (4, 8)))),)
     assert measured(output) == estimated(output)
-
-
-def halved(program: Graph) -> Tried:
-    costs = iter(0.5**i for i in range(900))
-    made = tried(program, lambda g: next(costs))
-    assert made is not None
-    assert made.mutations
-    return made
 
 
 def test_what_was_found_is_kept_on_disk(tmp_path: Path) -> None:

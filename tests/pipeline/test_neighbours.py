@@ -28,9 +28,9 @@ from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import comparisons, fused, stage
+from taso_mirage.pipeline.fuse import comparisons, fused, model_trials
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
-from taso_mirage.pipeline.fuse.trials import Fused
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
 from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.runtime.embed import embed
 from taso_mirage.search.config import Config
@@ -52,7 +52,7 @@ def layer(rows: Any, size: int = 32, level: int = 0, norm: str = "rms_norm", gat
     return [term("add", data, product(rows, INNER, WIDTH, data=inner, **how))]
 
 
-def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
+def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[RegionKernel]:
     """The model's regions with a kernel each, the first that is found; products have another one
     for up to `most` rows."""
     backend, made = CpuLowering(), []
@@ -73,17 +73,17 @@ def kinds(plain: Model, sizes: Mapping[str, int], most: int = 0) -> list[Fused]:
             assert first != last
             record["before"] = [{"mugraph": to_json(first), "most": most}]
         operators = tuple([n.op for n in kind.goal if n.args])
-        made.append(Fused(operators, tuple(sites), record, backend.kernel(record), 0.0, goal))
+        made.append(RegionKernel(operators, tuple(sites), record, backend.kernel(record), 0.0, goal))
     return made
 
 
-def joined(plain: Model, apart: Sequence[Fused]) -> list[Fused]:
+def joined(plain: Model, apart: Sequence[RegionKernel]) -> list[RegionKernel]:
     """The kernels with all neighbours joined into one."""
     made = Neighbours(plain, apart).together(CpuLowering())
     return [*without(apart, [place for _, places in made for place in places]), *[kind for kind, _ in made]]
 
 
-def placed(plain: Model, made: Sequence[Fused]) -> Model:
+def placed(plain: Model, made: Sequence[RegionKernel]) -> Model:
     return embed(plain, [region for kind in made for region in kind.regions])
 
 
@@ -206,16 +206,16 @@ def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monke
     quick(monkeypatch)
     plain = model(*layer(2))
     before = optimize_model(plain, Config(measure=False, budget=0.0))
-    single = stage._Stage._joined
+    single = model_trials.ModelTrials._joined
     monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
 
-    def after(self: Any, kept: list[Fused], opened: Any) -> list[Fused]:
+    def after(self: Any, kept: list[RegionKernel], opened: Any, tried: Any) -> list[RegionKernel]:
         monkeypatch.setattr(comparisons, "interleaved", clock([gain]))
-        made = single(self, kept, opened)
+        made = single(self, kept, opened, tried)
         monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
         return made
 
-    monkeypatch.setattr(stage._Stage, "_joined", after)
+    monkeypatch.setattr(model_trials.ModelTrials, "_joined", after)
     found = fused(before, Config(budget=1000.0, seconds=0.0), "search")
     assert found.failure is None
     assert found.kernels, found.notes

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from commandline import result_of, run
 from onnx import TensorProto, helper, numpy_helper
-from test_optimize import F, model, w, x
+from small_models import F, model, w, x
 
 from taso_mirage import optimize
 from taso_mirage.cli import optimize as command

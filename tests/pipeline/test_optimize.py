@@ -16,7 +16,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from random_graphs import graphs
+from small_models import CONTEXT, F, model, ops, searched, w, x
 
 from taso_mirage.errors import (
     RunFailed,
@@ -37,7 +38,6 @@ from taso_mirage.operators.ops import get, term
 from taso_mirage.pipeline import choice, optimize_model, problem, shares
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.fingerprint import fingerprint
-from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search import passes, search
@@ -56,48 +56,11 @@ from taso_mirage.search.search import (
     StateRewrite,
     contests,
     directions,
-    search_model,
     search_part,
 )
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import dtype_holds, fold_weights
 from taso_mirage.verdicts import FailureKind, failed
-
-F = "float32"
-CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
-
-
-def x(*shape: int, name: str = "x") -> Node:
-    return variable(name, Tensor(F, shape))
-
-
-def w(*shape: int, name: str = "w") -> Node:
-    return weight(name, Tensor(F, shape))
-
-
-def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...], seed: int = 0) -> Model:
-    rng = np.random.default_rng(seed)
-    weights = {
-        n.attr("name"): StoredWeight(rng.normal(size=[int(d) for d in n.shape]).astype(np.float32))
-        for n in topological(outputs)
-        if n.op == "weight"
-    }
-    built = standalone(Graph(inputs, outputs), {"": 20}, weights)
-    return from_ir(to_ir(built))
-
-
-def searched(outputs: tuple[Node, ...], seconds: float = 20) -> tuple[Node, ...]:
-    rules = all_rules()
-    cost = Cost(Roofline(CONTEXT))
-    found, _, _ = search_model(
-        outputs, Rules(directions(rules.equations)), Rules(rules), cost, CONTEXT, Budget(seconds)
-    )
-    assert cost(topological(found)) <= cost(topological(outputs))
-    return found
-
-
-def ops(outputs: tuple[Node, ...]) -> list[str]:
-    return sorted(n.op for n in work_terms(topological(outputs)))
 
 
 def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_time() -> None:
@@ -975,32 +938,6 @@ def test_costs_survive_in_the_cache_and_damage_is_no_error(tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------- random graphs
-
-
-UNARY = ("relu", "neg", "tanh", "sigmoid", "abs", "exp")
-BINARY = ("add", "sub", "mul", "matmul", "max")
-
-
-@st.composite
-def graphs(draw: Any) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Well-typed graphs over (4,4) matrices, with weights, shared terms and several outputs."""
-    inputs = (x(4, 4, name="a"), x(4, 4, name="b"))
-    pool: list[Node] = [*inputs, w(4, 4, name="u"), w(4, 4, name="v"), constant(1.0, F), constant(0.5, F)]
-    for _ in range(draw(st.integers(2, 12))):
-        kind = draw(st.integers(0, 3))
-        first, second = draw(st.sampled_from(pool)), draw(st.sampled_from(pool))
-        if kind == 0:
-            new = get(draw(st.sampled_from(UNARY))).term(first)
-        elif kind == 1 and first.shape == (4, 4):
-            new = term("transpose", first, perm=(1, 0))
-        else:
-            op = draw(st.sampled_from(BINARY))
-            if op == "matmul" and not first.shape == second.shape == (4, 4):
-                continue
-            new = get(op).term(first, second)
-        pool.append(new)
-    outputs = tuple(dict.fromkeys(n for n in pool[-3:] if n.args)) or (term("relu", inputs[0]),)
-    return inputs, outputs
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -13,7 +13,7 @@ import pytest
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.order import KERNEL, KernelOrder
-from taso_mirage.pipeline.fuse.trials import Fused
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
 from taso_mirage.regions.batches import EqualRegions
 
 PLANTED = {"attention": 24e-5, **{f"odd {i}": 1e-6 + i * 1e-8 for i in range(60)}}
@@ -30,9 +30,9 @@ KINDS = {name: kind(name) for name in PLANTED}
 NAMES = {each: name for name, each in KINDS.items()}
 
 
-def kernel(name: str, saved: float) -> Fused:
+def kernel(name: str, saved: float) -> RegionKernel:
     placed: Any = None
-    return Fused((name,), (), {"name": name}, placed, saved)
+    return RegionKernel((name,), (), {"name": name}, placed, saved)
 
 
 @dataclass
@@ -58,12 +58,12 @@ class Planted:
     def left(self) -> float:
         return self.budget - self.now
 
-    def make(self, each: EqualRegions, seconds: float) -> Sequence[Fused]:
+    def make(self, each: EqualRegions, seconds: float) -> Sequence[RegionKernel]:
         self.now += min(self.region, seconds) + self.late
         self.made.append(NAMES[each])
         return [kernel(NAMES[each], PLANTED[NAMES[each]])]
 
-    def place(self, kinds: Sequence[Fused]) -> bool:
+    def place(self, kinds: Sequence[RegionKernel]) -> bool:
         self.now += self.trial
         names = [each.operators[0] for each in kinds]
         self.trials.append(names)

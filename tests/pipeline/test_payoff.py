@@ -15,19 +15,17 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_measured_passes import FUSED, layers
-from test_optimize import F, model, w
+from layers import FUSED, layers, values
+from small_models import F, model, w
 
 from taso_mirage.certificates.follow import follow
 from taso_mirage.devices.cpu.device import SLOW
-from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.ir.terms import Tensor, topological, variable
-from taso_mirage.meanings.reals import REALS
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.onnx_io import serialize
-from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import ablation, optimize_model
 from taso_mirage.pipeline.ablation import WIDE, Ablation, split
@@ -107,14 +105,6 @@ def test_a_step_rests_on_the_one_whose_result_it_replaces() -> None:
 
 
 # ---------------------------------------------------------------- without some
-
-
-def values(made: Model, outputs: Sequence[Any], weights: Any) -> list[Any]:
-    inputs = random_inputs(made, 0)
-    leaves = {n: REALS.load(inputs[n.attr("name")]) for n in topological(outputs) if n.op == "input"}
-    leaves |= {n: REALS.load(weights[n.attr("name")].numpy()) for n in topological(outputs) if n.op == "weight"}
-    found = interpret(outputs, REALS, leaves)
-    return [found[o] for o in outputs]
 
 
 def test_without_none_is_all_and_without_all_is_the_original() -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from test_laws import WRONG, stated
+from stated_laws import WRONG, stated
 
 from taso_mirage.ir.dims import Dim, dim_product, parse_dim
 from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable, weight

@@ -65,7 +65,10 @@ for rule, description in islice(mutants(), 300):
 
 @pytest.mark.slow
 def test_mutants_do_not_depend_on_the_hash_seed() -> None:
-    command, path = [sys.executable, "-c", PRINTED], os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command, path = (
+        [sys.executable, "-c", PRINTED],
+        os.pathsep.join([str(Path(__file__).parents[1] / "harness"), *sys.path]),
+    )
     first, second = (
         subprocess.run(
             command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}, capture_output=True, check=True

@@ -14,7 +14,6 @@ import tomllib
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
+
+from torch_calls import QUICK, Pair, compiled, same  # noqa: E402
 
 import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption, RunFailed, Unsupported  # noqa: E402
@@ -43,44 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
-QUICK = {"measure": False, "budget": 1}
 ROOT = Path(__file__).parents[2]
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[CapturedGraph]]:
-    """The function under torch.compile, and the graphs that will be captured in it."""
-    graphs: list[CapturedGraph] = []
-
-    def kept(captured: Any, example: Any) -> CapturedGraph:
-        graphs.append(CapturedGraph(captured, {**QUICK, **options}))
-        return graphs[-1]
-
-    return torch.compile(function, backend=kept), graphs
-
-
-def same(found: Any, wanted: Any) -> None:
-    """Equal in kind, shape, layout and numbers."""
-    assert type(found) is type(wanted)
-    if isinstance(wanted, torch.Tensor):
-        torch.testing.assert_close(found, wanted, equal_nan=True)
-        strides = zip(found.stride(), wanted.stride(), found.shape, strict=True)
-        assert all(a == b for a, b, n in strides if n > 1 and found.numel())
-    elif isinstance(wanted, tuple | list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            same(one, other)
-    elif isinstance(wanted, dict):
-        same(list(found.items()), list(wanted.items()))
-    elif isinstance(wanted, Pair):
-        same([found.first, found.second], [wanted.first, wanted.second])
-    else:
-        assert found == wanted
-
-
-@dataclass
-class Pair:
-    first: Any
-    second: Any
 
 
 torch.manual_seed(0)  # some weights give a column that hardly varies: its batch norm only rounds

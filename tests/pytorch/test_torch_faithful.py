@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from test_torch import compiled, same  # noqa: E402
+from torch_calls import compiled, same  # noqa: E402
 
 from taso_mirage.torch.export import _exportable  # noqa: E402
 

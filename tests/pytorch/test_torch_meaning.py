@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_ops import build, uses
+from operator_uses import build, uses
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from test_torch import QUICK, compiled, same  # noqa: E402
+from torch_calls import QUICK, compiled, same  # noqa: E402
 
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import sessions, ways  # noqa: E402

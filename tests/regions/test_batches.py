@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hostile import dynamic
+from random_graphs import dynamic
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton

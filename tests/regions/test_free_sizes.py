@@ -35,7 +35,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, fused
+from taso_mirage.pipeline.fuse import fused, region_times
 from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.free_regions import free_kind
@@ -377,7 +377,7 @@ def test_a_kernel_that_is_slower_at_larger_sizes_is_for_the_sizes_found(
     def slower(graph: Graph, site: object, kernel: PlannedNode, *more: object) -> tuple[float, float]:
         return (1.0, 2.0) if kernel.free and graph.inputs[0].shape[0] == 16 else (2.0, 1.0)
 
-    monkeypatch.setattr(alone, "region_seconds", slower)
+    monkeypatch.setattr(region_times, "region_seconds", slower)
     sizes = replace(CONFIG, default_size=8)
     x = variable("x", Tensor("float32", (symbol("n"), WIDTH)))
     goal = Graph((x,), (term("softmax", term("gelu", x), axis=1),))

@@ -18,7 +18,12 @@ TEST = "from browser import chromium, needs_browser\n\n\n@needs_browser\ndef tes
 def test_a_promised_browser_is_not_skipped(tmp_path: Path, promised: str, ended: str) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     (tmp_path / "bin").mkdir()
-    environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PYTHONPATH": str(ROOT / "tests"), NEEDED: promised}
+    environment = {
+        **os.environ,
+        "PATH": str(tmp_path / "bin"),
+        "PYTHONPATH": str(ROOT / "tests" / "harness"),
+        NEEDED: promised,
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended in done.stdout

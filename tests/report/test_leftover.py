@@ -9,7 +9,7 @@ import pytest
 from fused_models import CONFIG, fresh_cache, plain, quick
 
 from taso_mirage.measure.child import child
-from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse import fused, order
 from taso_mirage.report import html, summary
 from taso_mirage.report.data import result_data
 from taso_mirage.report.leftover import Leftover, LeftRegion, leftover, region_name
@@ -79,7 +79,7 @@ def test_a_search_that_has_no_time_for_all_says_what_is_left(
     before: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = iter([False, False, False])
-    monkeypatch.setattr(stage._Stage, "_late", lambda self: next(looks, True))
+    monkeypatch.setattr(order.StageTime, "late", lambda self: next(looks, True))
     found = fused(before, CONFIG, "search").left
     assert found is not None
     assert found.tuned == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from htmlpage import Page
 from onnx import parser
-from test_report import model, w, x
+from small_models import model, w, x
 
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import CostCache

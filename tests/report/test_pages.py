@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from htmlpage import Page
 from jinja2 import UndefinedError
-from test_architecture import PACKAGE, imports, modules
+from sources import PACKAGE, imports, modules
 
 from taso_mirage.cli import kernels as kernels_command
 from taso_mirage.ir.dims import symbol

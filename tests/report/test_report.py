@@ -17,15 +17,15 @@ from browser import chromium, needs_browser
 from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
+from small_models import model, w, x
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Model, StoredWeight, random_array
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir.model import random_array
+from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.timing import Timing
-from taso_mirage.onnx_io import from_ir, load, to_ir
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io import load
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
@@ -47,21 +47,6 @@ from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
-
-
-def x(*shape: Any, name: str = "x") -> Node:
-    return variable(name, Tensor("float32", shape))
-
-
-def w(*shape: int, name: str = "w") -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Model:
-    rng = np.random.default_rng(0)
-    leaves = [n for n in topological(outputs) if n.op == "weight"]
-    weights = {n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
-    return from_ir(to_ir(standalone(Graph(inputs, outputs), {"": 20}, weights)))
 
 
 def named(*texts: str) -> dict[str, Equation]:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_browser
 from htmlpage import Page
-from test_report import MINI, model, w, x
+from small_models import model, w, x
+from test_report import MINI
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological

@@ -117,7 +117,7 @@ def test_a_kernels_gain_says_against_what() -> None:
     ],
 )
 def test_why_there_is_no_kernel(kinds: int, ended: str, said: str) -> None:
-    stage: Any = SimpleNamespace(kinds=dict.fromkeys(range(kinds)), ended=ended)
+    stage: Any = SimpleNamespace(kinds=SimpleNamespace(places=dict.fromkeys(range(kinds))), ended=ended)
     assert _Stage._none(stage) == said
 
 

@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 import pytest
 from commandline import result_of
-from test_ops import build, opsets
+from operator_uses import build, opsets
 from test_runtime_shipped import with_kernel
 
 import models

@@ -35,7 +35,7 @@ from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
 from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel
 
 __all__ = ["exported", "optimized"]
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "harness"
 HEADERS = [Path(each) for each in os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep) if each]
 CMAKE = shutil.which("cmake")
 COMPILER = shutil.which("g++") or shutil.which("clang++")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from test_optimize import CONTEXT, F, model, ops, w
+from small_models import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model

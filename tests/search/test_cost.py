@@ -3,13 +3,12 @@ fallback, and measuring somewhere else."""
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import cycle, permutations
 from pathlib import Path
@@ -20,7 +19,8 @@ import distributed
 import numpy as np
 import onnx
 import pytest
-from test_optimize import CONTEXT, F, model, w, x
+from executors import QUIET, Elsewhere, Here
+from small_models import CONTEXT, F, model, w, x
 from typer.testing import CliRunner
 
 from taso_mirage.cli.commands import app
@@ -45,48 +45,6 @@ from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import Correction, PredictedCost
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
-
-
-class Here(Executor):
-    """Runs each submitted call at once, and counts it by name."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.calls.append(fn.__name__)
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
-class Elsewhere(Here):
-    """Answers from tables, by the operators of the fusion context that is asked for, and of states
-    one list after the other; no clock is involved."""
-
-    def __init__(self, seconds: dict[str, float], kernels: dict[str, int], *states: Sequence[float]) -> None:
-        super().__init__()
-        self.states = iter(states)
-        self.tables: dict[str, Any] = {"operator_seconds": seconds, "counted_nodes": kernels}
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.calls.append(fn.__name__)
-        done: Future[Any] = Future()
-        if fn.__name__ == "device_key":
-            done.set_result("elsewhere")
-        elif fn.__name__ == "in_turn":
-            done.set_result(list(next(self.states)))
-        else:
-            copies = len(onnx.load_from_string(args[0]).graph.output) if fn.__name__ == "operator_seconds" else 1
-            done.set_result(self.tables[fn.__name__]["+".join(_operators(args[0]))] * copies)
-        return done
-
-
-def _operators(content: bytes) -> list[str]:
-    return sorted({n.op_type for n in onnx.load_from_string(content).graph.node})
 
 
 def measured(where: Executor | None = None, cache: CostCache | None = None) -> MeasuredCost:
@@ -383,9 +341,6 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
     assert [each for each in asked if "Softmax" in each[0]] == [("Softmax", CUDA)]
     assert [target for name, target in asked if "Conv" in name] == [CUDA, *CUDA.variants]
     assert target_for(CPU, ["tanh"]) == CPU
-
-
-QUIET = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
 
 
 @pytest.mark.sampled(3)

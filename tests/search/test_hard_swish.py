@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_optimize import F, ops, w
+from small_models import F, ops, w
 
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, constant, variable

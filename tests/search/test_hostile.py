@@ -4,7 +4,7 @@ ONNX Runtime; with a dynamic dim at sizes other than the search's, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from test_optimize import CONTEXT, F, graphs, w, x
+from random_graphs import _grow, _outputs, dynamic, graphs
+from small_models import CONTEXT, F, w, x
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import dim_product, symbol
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.model import Model, StoredWeight, random_array, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field, agree
@@ -25,8 +26,8 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
-from taso_mirage.operators.ops import get, term
-from taso_mirage.prove.rules.fuzz import ILLEGAL, typings
+from taso_mirage.operators.ops import term
+from taso_mirage.prove.rules.fuzz import typings
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Rules
@@ -70,82 +71,6 @@ def _planted(index: int, seed: int) -> SearchState | None:
     return next((t.lhs for t in found if t.elements < 2 * LARGEST), None)
 
 
-def _reduced(draw: Any, node: Node) -> Node:
-    op = draw(st.sampled_from(("reduce_sum", "reduce_mean", "reduce_max")))
-    return term(op, node, axes=(_axis(draw, node),), keepdims=draw(st.integers(0, 1)))
-
-
-def _sliced(draw: Any, node: Node) -> Node:
-    axis, start = _axis(draw, node), draw(st.integers(0, 2))
-    stop = draw(st.integers(start + 1, 6))
-    return term("slice", node, starts=(start,), ends=(min(stop, int(node.shape[axis])),), axes=(axis,), steps=(1,))
-
-
-def _axis(draw: Any, node: Node) -> int:
-    """An axis whose size is fixed, where there is one."""
-    fixed = [i for i, n in enumerate(node.shape) if isinstance(n, int)]
-    return draw(st.sampled_from(fixed or [0]))
-
-
-def _product(draw: Any, node: Node) -> Node:
-    return term("matmul", node, _weight(draw, int(node.shape[-1]), draw(st.integers(1, 4))))
-
-
-def _weight(draw: Any, *shape: int) -> Node:
-    """One of two weights of a shape."""
-    return w(*shape, name=f"w{draw(st.integers(0, 1))}_{'x'.join(map(str, shape))}")
-
-
-def _convolved(draw: Any, node: Node) -> Node:
-    size, group = draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 1, 2)))
-    kernel = _weight(draw, draw(st.sampled_from((2, 4))), int(node.shape[1]) // group, size, size)
-    pads = draw(st.sampled_from((0, size // 2)))
-    return term("conv", node, kernel, strides=(1, 1), pads=(pads,) * 4, dilations=(1, 1), group=group)
-
-
-def _pooled(draw: Any, node: Node) -> Node:
-    common = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
-    if draw(st.booleans()):
-        return term("max_pool", node, **common)
-    return term("average_pool", node, **common, extra=(0, 0), count_include_pad=draw(st.integers(0, 1)))
-
-
-ONE: tuple[Callable[[Any, Node], Node], ...] = (
-    lambda draw, a: term(draw(st.sampled_from(("relu", "neg", "tanh", "sigmoid", "abs", "erf", "gelu"))), a),
-    lambda draw, a: term("transpose", a, perm=tuple(draw(st.permutations(range(len(a.shape)))))),
-    lambda draw, a: term("softmax", a, axis=_axis(draw, a)),
-    lambda draw, a: term("reshape", a, shape=(*a.shape[:-2], a.shape[-2] * a.shape[-1])),
-    lambda draw, a: term("unsqueeze", a, axes=(draw(st.integers(0, len(a.shape))),)),
-    *(_reduced, _sliced, _product, _convolved, _pooled),
-)
-TWO = ("add", "sub", "mul", "div", "max", "min", "matmul", "concat")
-
-
-def _grow(draw: Any, pool: list[Node], steps: int) -> None:
-    """More terms over those that are there, each with a chance of one that was just made; a term
-    that does not fit is left out."""
-    for _ in range(steps):
-        first, second = (draw(st.sampled_from(pool[-draw(st.integers(1, len(pool))) :])) for _ in range(2))
-        try:
-            if draw(st.booleans()):
-                new = draw(st.sampled_from(ONE))(draw, first)
-            elif (op := draw(st.sampled_from(TWO))) == "concat":
-                new = term("concat", first, second, axis=_axis(draw, first))
-            else:
-                new = get(op).term(first, second)
-        except (*ILLEGAL, AttributeError):
-            continue
-        dims = new.shape if isinstance(new.type, Tensor) else ()
-        if new.args and all(not isinstance(d, int) or 0 < d < 20 for d in dims) and len(dims) <= 5:
-            pool.append(new)
-
-
-def _outputs(pool: Sequence[Node]) -> SearchState:
-    """Up to three terms that no other of the pool is made of."""
-    used = {a for n in pool for a in n.args}
-    return tuple(n for n in dict.fromkeys(pool) if n not in used and n.args and isinstance(n.type, Tensor))[-3:]
-
-
 @st.composite
 def planted(draw: Any) -> tuple[int | None, SearchState]:
     """A rule, and terms around its left side."""
@@ -167,19 +92,6 @@ def images(draw: Any) -> tuple[None, SearchState]:
     """Convolutions, pools and the terms between them."""
     pool: list[Node] = [x(1, 4, 5, 5), x(1, 4, 5, 5, name="y"), w(4, 1, 1, name="s"), constant(0.5, F)]
     _grow(draw, pool, draw(st.integers(3, 12)))
-    outputs = _outputs(pool)
-    assume(outputs)
-    return None, outputs
-
-
-@st.composite
-def dynamic(draw: Any) -> tuple[None, SearchState]:
-    """Terms over inputs whose first dim has a name for a size."""
-    n = symbol("n")
-    a, b = (variable(name, Tensor(F, (n, 4))) for name in "ab")
-    deep = variable("c", Tensor(F, (n, 2, 4)))
-    pool: list[Node] = [a, b, deep, w(4, 4), w(4, name="v"), constant(0.5, F)]
-    _grow(draw, pool, draw(st.integers(3, 10)))
     outputs = _outputs(pool)
     assume(outputs)
     return None, outputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_optimize import F, model, ops, w
-from test_payoff import values
+from layers import values
+from small_models import F, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model

@@ -9,13 +9,25 @@ from itertools import product
 
 import numpy as np
 import pytest
-from partial_programs import conv, graph, image, kernel, mutant, part, program
-from test_ops import build, uses
+from operator_uses import build, uses
+from partial_programs import (
+    assert_region,
+    conv,
+    differing,
+    graph,
+    image,
+    inside,
+    kernel,
+    mutant,
+    part,
+    program,
+    side_by_side,
+)
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import known_forms
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
+from taso_mirage.ir.terms import Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import Op, get, term
@@ -23,7 +35,7 @@ from taso_mirage.operators.traits import Box, Inner
 from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.text import parse_equation, show_equation
 from taso_mirage.search.partial import agreement as partial_agreement
-from taso_mirage.search.partial.agreement import Agreement, agreement, differing_elements, program_leaves
+from taso_mirage.search.partial.agreement import Agreement, agreement, program_leaves
 from taso_mirage.search.partial.cells import splits
 from taso_mirage.search.partial.correct import correct
 from taso_mirage.search.partial.pieces import merged_boxes, pieces
@@ -31,35 +43,9 @@ from taso_mirage.search.partial.restrict import Restriction
 from taso_mirage.search.partial.whole import Total, total, verified_program
 from taso_mirage.verdicts import Failure
 
-
-def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:
-    """The elements of the one output that differ in any of four trials."""
-    leaves = program_leaves(left.outputs)
-    return np.any([w.any(axis=0) for _, w in differing_elements(left.outputs, right.outputs, leaves, 4, seed)], axis=0)
-
-
-def inside(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(*interval) for interval in box)
-
-
-def assert_region(original: Graph, other: Graph, found: Agreement) -> None:
-    """The programs differ in every box that fails and nowhere else."""
-    wrong = differing(original, other, seed=90)
-    for box in found.regions[0].boxes(True):
-        assert not wrong[inside(box)].any(), box
-    for box in found.regions[0].boxes(False):
-        assert wrong[inside(box)].any(), box
-
-
 # ---------------------------------------------------------------- two images side by side
 
 X, W = image(2, 3, 6, 6), kernel(3, 3, 3, 3)
-
-
-def side_by_side(x: Node, w: Node) -> Node:
-    n, c, h, m = (int(d) for d in x.shape)
-    wide = conv(term("reshape", term("transpose", x, perm=(1, 2, 0, 3)), shape=(1, c, h, n * m)), w)
-    return term("transpose", term("reshape", wide, shape=(int(w.shape[0]), h, n, m)), perm=(2, 0, 1, 3))
 
 
 def test_two_images_side_by_side() -> None:

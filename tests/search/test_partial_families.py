@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from partial_programs import conv, graph, image, kernel
-from test_partial import assert_region, side_by_side
+from partial_programs import assert_region, conv, graph, image, kernel, side_by_side
 
 from taso_mirage.ir.terms import Node, constant, topological
 from taso_mirage.operators.ops import term

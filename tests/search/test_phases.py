@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from test_optimize import CONTEXT, F, model, ops, w
+from small_models import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model

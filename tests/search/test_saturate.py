@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from random_graphs import graphs
 from scripts import script
-from test_optimize import CONTEXT, F, graphs, ops, w, x
+from small_models import CONTEXT, F, ops, w, x
 
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological

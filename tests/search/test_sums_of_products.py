@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from test_optimize import CONTEXT, F, model, searched, w, x
+from small_models import CONTEXT, F, model, searched, w, x
 
 from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable
 from taso_mirage.onnx_io import serialize

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_optimize import CONTEXT, F, model, ops, w
-from test_payoff import values
+from layers import values
+from small_models import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model

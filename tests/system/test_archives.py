@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commandline import one_line, run
 from fuzz.archives import damaged, header, packed
-from test_folder import relus
+from small_models import relus
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.measure.cache_file import import_cache

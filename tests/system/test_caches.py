@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 def python(code: str, folder: Path, *, cwd: Path | None = None) -> subprocess.Popen[str]:
     """A process with a cache of its own that runs some Python."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, sys.path)])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "harness"), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code],
         stdout=subprocess.PIPE,

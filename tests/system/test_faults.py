@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_models import shortened
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import RunFailed
@@ -23,23 +23,9 @@ from taso_mirage.measure import child as children
 from taso_mirage.measure.child import Child
 from taso_mirage.measure.session import Session
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[1] / "harness"
 COMMAND = "optimize m.onnx --no-measure --kernels off --budget 0 -o out.onnx --certificate c.json --report r.html"
 OUTPUTS = {"out.onnx", "c.json", "r.html"}
-
-
-def shortened() -> onnx.ModelProto:
-    """Two transposes cancel, and two sums of weights become one."""
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
-        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0]),
-        helper.make_node("Add", ["b", "v"], ["c"]),
-        helper.make_node("Add", ["c", "w"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy")
-    weights = [numpy_helper.from_array(np.full(4, 0.5, np.float32), name) for name in "vw"]
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +59,7 @@ def test_whatever_call_fails_files_are_whole(tmp_path: Path, shim: Path, number:
         *map(str, (number, lasts, step)),
         *COMMAND.split(),
     ]
-    path = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
     environment = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commandline import one_line, run
 from scripts import ROOT
-from test_folder import relus
+from small_models import relus
 
 from taso_mirage.errors import OutputError
 from taso_mirage.system.locks import lock_file, locked

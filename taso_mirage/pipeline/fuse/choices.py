@@ -1,23 +1,35 @@
-"""The fastest muGraphs that were found on this machine, on disk.
+"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused branches,
+now or in a run before, whose records are on disk.
 
 A record of this user is believed. A record of other origin (`cache import`, a cache that others
-write to) is compared with its goal first."""
+write to) is compared with its goal first.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
-from taso_mirage.lowering.backend import Record
+from taso_mirage.lowering.backend import BATCH, Backend, Record
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
+from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.horizontal import FusedGoal, fused_goals
+from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.search.search import Budget
 from taso_mirage.system.builds import private_folder
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
@@ -29,7 +41,7 @@ Measured = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class KernelRecords:
     """The kernels chosen earlier for a target and a key of its back end."""
 
     target: str
@@ -89,3 +101,90 @@ def _receipt(path: Path) -> Path:
 
 def _digest(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+CUT = "cut short at"
+"""In the record of a choice: the seconds that it had, where they were not enough."""
+
+
+class KernelsEnded(Exception):
+    """An interrupt, in the middle of a search, or the end of the time."""
+
+
+class KernelChoices:
+    """The kernels of a back end for a target, found by `searches` with `searching`, else read from
+    the disk. Goals in `prepared` have kernels that prepare weights."""
+
+    def __init__(
+        self, target: str, backend: Backend, prepared: Mapping[Graph, PreparedGoal], searching: bool, budget: Budget
+    ) -> None:
+        self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
+        self.choices = KernelRecords(target, backend.key)
+        self.searches: Searches | None = None
+        self._lanes: dict[Graph, list[FusedGoal]] = {}
+
+    def lanes(self, goal: Graph) -> list[FusedGoal]:
+        """The lanes of a goal, which are found once; one whose kernel prepares weights is one."""
+        if goal not in self._lanes:
+            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
+            self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
+        return self._lanes[goal]
+
+    def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
+        """The lanes of a kind whose kernels do not lie on disk, from a search that had its time."""
+        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind.goal)]
+        return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
+
+    def is_known(self, kind: EqualRegions) -> bool:
+        """Whether the kernels of all lanes of a kind lie on disk."""
+        return not self.unknown(kind)
+
+    def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
+        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
+        parts = self.lanes(kind.goal)
+        for anew in (False, True):
+            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
+            known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
+            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
+            records = [choice[0] for choice in choices if choice is not None]
+            if len(records) < len(parts):
+                return None
+            try:
+                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
+                return record, self.backend.kernel(record)
+            except (ValueError, LookupError, TypeError, TasoMirageError):
+                if all(choice[1] for choice in choices if choice is not None):
+                    raise
+        return None  # from damaged files, where nothing is searched
+
+    def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
+        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
+        where it was found before, in a time that was enough, or no less than half of that of now.
+        """
+        known = self.choices.record(*goal, kind.measured)
+        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        if not self.searching or share <= 0 or (enough and not anew):
+            return None if known is None or anew else (known, False)
+        searched = self._searched(goal, share, kind)
+        return None if searched is None else (searched, True)
+
+    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
+        end = time.monotonic() + share
+        found = [] if self.searches is None else self.searches(goal[0], share / 2, self._goes_on, goal[1])
+        if not found:
+            return None
+        record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
+        if time.monotonic() > end:
+            record[CUT] = share
+        self.choices.keep(record, *goal, kind.measured)
+        return record
+
+    def _goes_on(self, stage: str, done: int, total: int) -> None:
+        if self.budget.stop:
+            raise KernelsEnded
+
+
+def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
+    """The names of a lane's sizes."""
+    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)

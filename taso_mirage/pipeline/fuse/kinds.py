@@ -1,36 +1,81 @@
 """The kinds of regions of a model, with all that is known of them before any is searched; an error
-with one costs that one."""
+with one costs that one. A kind has variants: as the model has it, and with pre-transposed weights
+(`mugraph.arranged`). Which one is faster is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from taso_mirage.forms.base.form import PreparedGoal
+from taso_mirage.forms.base.form import PreparedGoal, in_operators
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
 from taso_mirage.lowering.backend import Backend
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
-from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.forms import RegionForm, forms
-from taso_mirage.pipeline.fuse.trials import possible_seconds
+from taso_mirage.mugraph.arranged import ArrangedGoal, arranged
+from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decomposed, with_terms
+from taso_mirage.pipeline.fuse.region_kernels import possible_seconds
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.regions.batches import EqualRegions, equal_regions
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.free_regions import free_regions
+from taso_mirage.rewriting.derived_traits import selects
+
+
+@dataclass(frozen=True, slots=True)
+class RegionVariant:
+    """The goal of a search for kernels, with its places in the model, and the operators there.
+
+    `several`: It is one of several, so that its weights are a model's where it is measured.
+    """
+
+    kind: EqualRegions
+    sites: Sequence[RegionSite]
+    operators: tuple[str, ...]
+    several: bool = False
+
+
+def variants(
+    kind: EqualRegions, sites: Sequence[RegionSite], arranging: bool, prepared: bool = False
+) -> list[RegionVariant]:
+    """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
+    every place of it has to have them, and the goal over them has to be proved equal. Of one whose
+    kernel is by hand (`prepared`) only the operators that compute are named."""
+    shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
+    first = RegionVariant(kind, sites, tuple(op for op in shown if not (prepared and selects(op))))
+    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # all that is asked of inputs
+    found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
+    goal = found[0]
+    if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
+        return [first]
+    made = replace(kind, goal=goal.graph, whole=goal.operators(kind.whole))
+    sums = goal.graph.inputs[len(kind.goal.inputs) :]
+    if kind.free is not None:
+        names = [tuple([x[d] for d in goal.perms.get(i, range(len(x)))]) for i, x in enumerate(kind.free.inputs)]
+        made = replace(made, free=FreeSizes((*names, *(x.shape for x in sums)), kind.free.outputs))
+    if kind.batch is not None:
+        made = replace(made, batch=replace(kind.batch, inputs=(*kind.batch.inputs, *(False for _ in sums))))
+    places = [replace(site, inputs=goal.inputs(kind.goal, site.inputs)) for site in sites]
+    return [replace(first, several=True), RegionVariant(made, places, first.operators, several=True)]
+
+
+def _proved(goal: Graph, other: ArrangedGoal) -> bool:
+    over = substitute(other.graph.outputs, dict(zip(other.graph.inputs, other.terms, strict=True)))
+    return isinstance(prove_symbolic(goal.outputs, over), Proved)
 
 
 @dataclass(slots=True)
 class Kinds:
     """The `model` that the regions are of, those that may save most first, each with its `places`,
-    its `forms` and the seconds that it may save, and the free dims of regions that are left out."""
+    its `variants` and the seconds that it may save, and the free dims of regions that are left out."""
 
     model: Model
-    layout: ConvolvedModel | None = None
+    layout: ModelInTerms | None = None
     places: dict[EqualRegions, list[RegionSite]] = field(default_factory=dict)
     prepared: dict[Graph, PreparedGoal] = field(default_factory=dict)
-    forms: dict[EqualRegions, list[RegionForm]] = field(default_factory=dict)
+    variants: dict[EqualRegions, list[RegionVariant]] = field(default_factory=dict)
     possible: dict[EqualRegions, float] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
 
@@ -54,7 +99,7 @@ def found_kinds(
     for kind, sites in found.items():
         with contained(operators_of(kind.goal), report):
             goal = None if prepared is None or late() else prepared.prepared(kind.goal, sites[0].inputs)
-            made.forms[kind] = forms(kind, sites, backend.arranged, goal is not None)
+            made.variants[kind] = variants(kind, sites, backend.arranged, goal is not None)
             made.possible[kind] = possible_seconds(kind, len(sites), goal, backend.device)
             made.places[kind] = sites
             made.prepared |= {} if goal is None else {kind.goal: goal}

@@ -17,7 +17,7 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, substitute, users, variable
 from taso_mirage.lowering.backend import Backend, Record
 from taso_mirage.mugraph.checkpoint import from_json, to_json
-from taso_mirage.pipeline.fuse.trials import Fused
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
 from taso_mirage.regions.batches import region_members
 from taso_mirage.regions.fragments import PRODUCTS, RegionSite
 
@@ -30,8 +30,8 @@ class Neighbours:
     """The regions of a model that have kernels, and which of them lie beside each other."""
 
     model: Model
-    kinds: Sequence[Fused]
-    kind: dict[RegionSite, Fused] = field(init=False)
+    kinds: Sequence[RegionKernel]
+    kind: dict[RegionSite, RegionKernel] = field(init=False)
     """The kind of each place."""
     graphs: dict[RegionSite, Graph] = field(init=False)
     """The muGraph of each place."""
@@ -45,7 +45,7 @@ class Neighbours:
         graphs = [from_json(kind.record["mugraph"]) for kind in self.kinds]
         self.graphs = {site: graph for kind, graph in zip(self.kinds, graphs, strict=True) for site in kind.sites}
 
-    def together(self, backend: Backend) -> list[tuple[Fused, list[RegionSite]]]:
+    def together(self, backend: Backend) -> list[tuple[RegionKernel, list[RegionSite]]]:
         """The kinds that products with weights become with their neighbours, each with the places
         that it is made of: the operands of such products come first, then their readers."""
         found: dict[str, tuple[Record, list[RegionSite], list[RegionSite]]] = {}
@@ -141,14 +141,14 @@ class Neighbours:
 
     def _kind(
         self, record: Record, wholes: Sequence[RegionSite], places: Sequence[RegionSite], backend: Backend
-    ) -> Fused:
+    ) -> RegionKernel:
         parts = [self.kind[each] for each in places[: len(places) // len(wholes)]]
         operators = tuple([name for part in parts for name in part.operators])
         goal = next((part.prepares for part in parts if part.prepares is not None), None)
-        return Fused(operators, tuple(wholes), record, backend.kernel(record), 0.0, goal)
+        return RegionKernel(operators, tuple(wholes), record, backend.kernel(record), 0.0, goal)
 
 
-def without(kinds: Sequence[Fused], places: Sequence[RegionSite]) -> list[Fused]:
+def without(kinds: Sequence[RegionKernel], places: Sequence[RegionSite]) -> list[RegionKernel]:
     """The kinds where they have other places than these."""
     gone = set(places)
     left = [replace(kind, sites=tuple([s for s in kind.sites if s not in gone])) for kind in kinds]

@@ -3,11 +3,15 @@ tries made kernels in the model, whichever is expected to gain more per second."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from taso_mirage.pipeline.fuse.trials import Fused, trials
+from taso_mirage.measure.child import child
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, trials
 from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.search.search import Budget
 from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 KERNEL, KNOWN = 4.0, 0.5
@@ -22,6 +26,32 @@ PART = 1 / 3
 """The largest share of the rest of the time for one kind of regions: longer tuning gains less than
 the next kind does."""
 MADE, TRIED = "kernels", "kernels in the model"
+
+
+@dataclass(slots=True)
+class StageTime:
+    """The time of the kernel stage: `trial` are the seconds of the last trial in the model, or of
+    one at least; with `reserve` one more is kept, for what runs elsewhere, which nobody has
+    measured. Kernels that are known, not `searching`, have all the time that there is."""
+
+    budget: Budget
+    searching: bool
+    trial: float
+    reserve: bool = False
+
+    def over(self) -> bool:
+        """Whether nothing can begin."""
+        return self.searching and child().deadline.left() <= 0
+
+    def left(self) -> float:
+        """Seconds for kernels and trials: a check, which takes about as long as a trial,
+        follows."""
+        left = self.budget.left() if self.searching else math.inf
+        return min(left - self.trial * self.reserve, child().deadline.last() - self.trial)
+
+    def late(self) -> bool:
+        """Whether less time is left than a set of kernels takes, to try and to check."""
+        return self.left() < self.trial
 
 
 class KernelOrder:
@@ -39,14 +69,14 @@ class KernelOrder:
         self,
         possible: Mapping[EqualRegions, float],
         known: Container[EqualRegions],
-        make: Callable[[EqualRegions, float], Sequence[Fused]],
-        place: Callable[[Sequence[Fused]], bool],
+        make: Callable[[EqualRegions, float], Sequence[RegionKernel]],
+        place: Callable[[Sequence[RegionKernel]], bool],
         trial: Callable[[], float],
         left: Callable[[], float],
         once: bool = False,
     ) -> None:
         self.make, self.place, self.trial, self.left, self.once = make, place, trial, left, once
-        self.made: list[Fused] = []
+        self.made: list[RegionKernel] = []
         """Faster alone, and not in the model."""
         self.split = False
         self.waiting = dict(possible)
@@ -86,11 +116,11 @@ class KernelOrder:
             self._try(self.made, gain=0.0 if self.once else None)  # it gains as much later
         return _saved(found)
 
-    def _try(self, kinds: Sequence[Fused], least: float = 0.0, gain: float | None = None) -> None:
+    def _try(self, kinds: Sequence[RegionKernel], least: float = 0.0, gain: float | None = None) -> None:
         work, gain = partial(self._tried, tuple(kinds)), _saved(kinds) if gain is None else gain
         self.schedule.add([ScheduledWork(TRIED, gain, self.trial(), work, TRIED, least)])
 
-    def _tried(self, kinds: Sequence[Fused], seconds: float) -> float:
+    def _tried(self, kinds: Sequence[RegionKernel], seconds: float) -> float:
         """The seconds that some kinds save, if the model is faster with those of them that are not
         in it."""
         kinds = [each for each in kinds if each in self.made]
@@ -109,6 +139,6 @@ class KernelOrder:
         return True
 
 
-def _saved(kinds: Sequence[Fused]) -> float:
+def _saved(kinds: Sequence[RegionKernel]) -> float:
     """Seconds; kernels that prepare weights may be slower alone."""
     return max(sum(each.saved for each in kinds), 0.0)

@@ -9,7 +9,7 @@ from taso_mirage.forms.base.fused_convolution import FusedConvolution
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel, with_terms
+from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, with_terms
 
 
 def followed(
@@ -35,6 +35,6 @@ def followed(
     return node, Graph(tuple(operands), (kind(node).operators(),))
 
 
-def with_convolutions(model: Model) -> ConvolvedModel:
+def with_convolutions(model: Model) -> ModelInTerms:
     """A model with its convolutions as terms of the forms for GPUs."""
     return with_terms(model, GPU_GOALS.terms)

@@ -23,7 +23,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, comparisons, order, searches
+from taso_mirage.pipeline.fuse import comparisons, order, region_times, searches
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
@@ -62,7 +62,7 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
         patch.setattr(order, name, 1e3)
     patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
-    patch.setattr(alone, "in_child", lambda *measurement: [2.0, 1.0])
+    patch.setattr(region_times, "in_child", lambda *measurement: [2.0, 1.0])
     patch.setattr(comparisons, "interleaved", clock([gain]))
 
 
@@ -71,7 +71,7 @@ def together(patch: pytest.MonkeyPatch) -> None:
     and gain little; a trial is to take TRYING."""
     for name in ("KERNEL", "KNOWN"):
         patch.setattr(order, name, 1e-3)
-    patch.setattr(alone, "in_child", lambda *measurement: [2e-9, 1e-9])
+    patch.setattr(region_times, "in_child", lambda *measurement: [2e-9, 1e-9])
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:

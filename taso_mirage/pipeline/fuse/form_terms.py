@@ -1,5 +1,6 @@
-"""Operators of a model as terms of forms, as kernels take them, with weights in the order in which
-they are loaded; and the model as it was where no kernel took one."""
+"""A model's operators as terms that kernels take: terms of forms, with weights in the order in which
+they are loaded, and the model as it was where no kernel took one; and operators that hide products,
+taken apart."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.forms.base.conversion import Conversion
-from taso_mirage.forms.base.form import ModelTerms, in_operators
+from taso_mirage.forms.base.form import ModelTerms, PreparedKinds, in_operators
 from taso_mirage.forms.base.in_operators import FIRST, LAST
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, topological, users, with_args
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
+from taso_mirage.search.weights import fold_weights
 
 TO_FIRST, TO_LAST = (RegionPattern(f"transpose(y, perm={perm})") for perm in (FIRST, LAST))
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolvedModel:
+class ModelInTerms:
     """A model whose operators are as kernels take them; `originals` are the weights of the model
     that it was made of, `weights`, which terms of its own stand for."""
 
@@ -59,7 +61,7 @@ def _once_turned(node: Node) -> Node:
     return node
 
 
-def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ConvolvedModel:
+def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ModelInTerms:
     """A model with operators of it as terms of forms, each with what alone reads it."""
     ends, made = _ends(model, kinds), Conversion(dict(model.weights))
     for node in model.nodes():
@@ -67,7 +69,7 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ConvolvedModel:
         new = None if terms is None else terms.term(members, made)
         made.done[node] = new or with_args(node, tuple([made.done[a] for a in node.args]))
     kept = _kept(model, tuple([made.done[o] for o in model.graph.outputs]), made.weights)
-    return ConvolvedModel(kept, made.originals, model.weights, made.biases)
+    return ModelInTerms(kept, made.originals, model.weights, made.biases)
 
 
 def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTerms, list[Node]]]:
@@ -89,3 +91,19 @@ def _kept(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]
     """The model with other outputs and the weights that these depend on."""
     used = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     return model.with_graph(outputs, {name: each for name, each in weights.items() if name in used})
+
+
+def decomposed(model: Model, sizes: Mapping[str, int], prepared: PreparedKinds) -> Model:
+    """The model with fused terms taken apart (`Traits.decomposition`).
+
+    Each becomes its products and the rest, if there are kernels for the products at these sizes of
+    the symbols. The result is the same model where there is no such term.
+    """
+    done: dict[Node, Node] = {}
+    for node in model.nodes():
+        done[node] = new = with_args(node, tuple([done[a] for a in node.args]))
+        if (decompose := traits(node).apart) is not None and (apart := decompose(new)) is not None:
+            made = topological([apart], stop=new.args)
+            done[node] = apart if any(n.args and prepared.begins(n, sizes) for n in made) else new
+    outputs = tuple([done[o] for o in model.graph.outputs])
+    return model if outputs == model.graph.outputs else fold_weights(model.with_graph(outputs))[0]

@@ -23,7 +23,7 @@ from taso_mirage.runtime.plan import PlannedNode
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class RegionKernel:
     """A kind of region with its kernel: the seconds that all its places save together, if nothing
     else changes."""
 
@@ -54,11 +54,11 @@ def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None,
     return places * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
 
-def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
+def trials(worth: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
     """The kinds as they are tried in the model: those that prepare weights together first, as no
     layout is changed between two convolutions, so that all gain more than each alone; then, as the
     gain of a product or two is small beside a CPU's noise, all that are left; then each."""
-    together: dict[str, list[Fused]] = {}
+    together: dict[str, list[RegionKernel]] = {}
     for kind in worth:
         if kind.prepares is not None:
             together.setdefault(kind.prepares.together, []).append(kind)
@@ -66,7 +66,7 @@ def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
     return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
 
 
-def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
+def pays(timing: Timing, trial: Sequence[RegionKernel]) -> bool:
     """Whether a model is faster with some kinds: by the verdict, or, where there is none, by their
     savings alone, if the runs leave that gain open."""
     left = timing.original - sum(kind.saved for kind in trial)
@@ -74,7 +74,7 @@ def pays(timing: Timing, trial: Sequence[Fused]) -> bool:
     return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
 
 
-def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | None:
+def rounding_nothing(kept: Sequence[RegionKernel], backend: Backend) -> list[RegionKernel] | None:
     """The kinds with kernels that round no operands of products, for the comparison of the check;
     None where none of them rounds any."""
     records = [backend.fine(kind.record) for kind in kept]
@@ -85,7 +85,7 @@ def rounding_nothing(kept: Sequence[Fused], backend: Backend) -> list[Fused] | N
     ]
 
 
-def shipped(kept: Sequence[Fused], backend: Backend, report: ErrorReport) -> list[Fused]:
+def shipped(kept: Sequence[RegionKernel], backend: Backend, report: ErrorReport) -> list[RegionKernel]:
     """The kinds with kernels for all machines, without those that have none."""
     try:
         made = backend.shipped([kind.record for kind in kept])
@@ -99,7 +99,7 @@ def shipped(kept: Sequence[Fused], backend: Backend, report: ErrorReport) -> lis
         return []
 
 
-def where_they_run(kept: Sequence[Fused], sizes: Mapping[str, int]) -> list[str]:
+def where_they_run(kept: Sequence[RegionKernel], sizes: Mapping[str, int]) -> list[str]:
     """At which sizes of its free dims a model runs these kernels, in words."""
     regions = [region for kind in kept for region in kind.regions]
     fixed = sum(region.free for region in regions)

@@ -9,6 +9,8 @@ import numpy as np
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.slicing import sizes
+from taso_mirage.operators.traits import Box
+from taso_mirage.search.partial.agreement import Agreement, differing_elements, program_leaves
 
 Draw = np.random.Generator
 
@@ -202,3 +204,28 @@ MUTATIONS: dict[str, list[Callable[[Node], list[Node]]]] = {
     "pad": [_other_place],
     "concat": [_swapped],
 }
+
+
+def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:
+    """The elements of the one output that differ in any of four trials."""
+    leaves = program_leaves(left.outputs)
+    return np.any([w.any(axis=0) for _, w in differing_elements(left.outputs, right.outputs, leaves, 4, seed)], axis=0)
+
+
+def inside(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(*interval) for interval in box)
+
+
+def assert_region(original: Graph, other: Graph, found: Agreement) -> None:
+    """The programs differ in every box that fails and nowhere else."""
+    wrong = differing(original, other, seed=90)
+    for box in found.regions[0].boxes(True):
+        assert not wrong[inside(box)].any(), box
+    for box in found.regions[0].boxes(False):
+        assert wrong[inside(box)].any(), box
+
+
+def side_by_side(x: Node, w: Node) -> Node:
+    n, c, h, m = (int(d) for d in x.shape)
+    wide = conv(term("reshape", term("transpose", x, perm=(1, 2, 0, 3)), shape=(1, c, h, n * m)), w)
+    return term("transpose", term("reshape", wide, shape=(int(w.shape[0]), h, n, m)), perm=(2, 0, 1, 3))

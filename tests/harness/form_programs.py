@@ -27,8 +27,8 @@ from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators import interpret as meaning
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import alone, stage
-from taso_mirage.pipeline.fuse.convolved import ConvolvedModel
+from taso_mirage.pipeline.fuse import region_times, stage
+from taso_mirage.pipeline.fuse.form_terms import ModelInTerms
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
 
@@ -80,7 +80,7 @@ def _exact(given: Model, inputs: dict[str, Any]) -> list[Any]:
     return [found[o] for o in given.graph.outputs]
 
 
-def same_model(made: ConvolvedModel, given: Model) -> None:
+def same_model(made: ModelInTerms, given: Model) -> None:
     """Assert that a model with terms of forms computes the same as the given one, and that it is
     the given one where no term gets a kernel."""
     same_results(made.model, given)
@@ -102,8 +102,8 @@ def every_kernel_kept(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """The stage of kernels on a GPU, where nothing but the choice of the kept kernels is made
     up."""
     fresh_cache(patch, folder)
-    measured = alone.in_child
-    patch.setattr(alone, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
+    measured = region_times.in_child
+    patch.setattr(region_times, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
     patch.setattr(stage, "GAIN", 0.0)
     patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
 

@@ -12,8 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import typer
 
-from taso_mirage.cli.commands import main
+from taso_mirage.cli.commands import app, main
 
 Done = subprocess.CompletedProcess[str]
 
@@ -59,3 +60,18 @@ def result_of(done: Done) -> dict[str, Any]:
     (found,) = (line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "result")
     result: dict[str, Any] = found
     return result
+
+
+def commands() -> dict[str, Any]:
+    """Every command that does something, by its words."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, words: str) -> None:
+        inner = getattr(command, "commands", {})
+        if not inner or command.params:
+            found[words] = command
+        for name, each in inner.items():
+            walk(each, f"{words} {name}".strip())
+
+    walk(typer.main.get_command(app), "")
+    return found

@@ -1,0 +1,106 @@
+"""The making of kernels: of each kind of regions the variant whose kernel is the fastest, if that is
+faster alone than the runtime's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.lowering.backend import Backend
+from taso_mirage.measure.target import Target
+from taso_mirage.pipeline.fuse import region_times
+from taso_mirage.pipeline.fuse.choices import KernelChoices, KernelsEnded
+from taso_mirage.pipeline.fuse.kinds import Kinds, RegionVariant
+from taso_mirage.pipeline.fuse.order import StageTime
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.contained import ErrorReport, contained
+from taso_mirage.regions.free_regions import other_kind
+from taso_mirage.system.workers import Workers
+
+
+@dataclass(slots=True)
+class KernelMaker:
+    """Makes the kernels of kinds of regions by choices among muGraphs, measured alone at the sizes
+    of a model, by the `clock` that the load asks for. `made` are all of them, `untried` the kinds
+    for which the time ended."""
+
+    kinds: Kinds
+    choices: KernelChoices
+    backend: Backend
+    time: StageTime
+    sizes: SymbolSizes
+    clock: Callable[[], Target]
+    report: ErrorReport
+    made: list[RegionKernel] = field(default_factory=list)
+    untried: set[EqualRegions] = field(default_factory=set)
+
+    def known(self) -> set[EqualRegions]:
+        """The kinds of which the kernels of all variants lie on disk."""
+        found: set[EqualRegions] = set()
+        for kind, variants in self.kinds.variants.items():
+            with contained(" ".join(variants[0].operators), self.report):
+                found |= {kind} if all(self.choices.is_known(each.kind) for each in variants) else set()
+        return found
+
+    def searches(self, ready: Workers | None) -> Searches:
+        """The searches for kinds whose kernels do not lie on disk, by processes that are `ready`."""
+        goals: dict[SearchedGoal, None] = {}
+        for each in (each for variants in self.kinds.variants.values() for each in variants if self.time.searching):
+            with contained(" ".join(each.operators), self.report):
+                goals |= dict.fromkeys(self.choices.unknown(each.kind))
+        seconds, device = self.time.budget.left() / 3, self.backend.device
+        return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
+
+    def fastest(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
+        """The variant of a kind that saves most, with its kernel; none where none is faster."""
+        found, variants = list[RegionKernel](), self.kinds.variants[kind]
+        for variant in variants:
+            try:
+                kernel = self._kernel(variant, seconds / len(variants))
+                found += [kernel] if kernel is not None else []
+            except KernelsEnded:
+                self.untried.add(kind)
+            except TasoMirageError:
+                continue  # it has no kernel: the operators stay
+            except Exception as error:
+                self.report(" ".join(variant.operators), error)
+        return [max(found, key=lambda kernel: kernel.saved)] if found else []
+
+    def _kernel(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
+        """The kernel of a variant, if that is faster than the operators."""
+        kind, sites = variant.kind, variant.sites
+        try:
+            choice = self.choices.fastest(kind, seconds)
+        except TasoMirageError:
+            if kind.free is None:
+                raise
+            choice = None
+        if choice is None:
+            return self._otherwise(variant, seconds)
+        self._check_time()
+        made, opsets = self.kinds.prepared.get(kind.goal), self.kinds.model.opsets
+        place = sites[0], choice[1], opsets, self.clock(), variant.several or made is not None
+        times = region_times.region_seconds(kind.whole, *place)
+        before, after = times or (1.0, 1.0)
+        worth = after < before * (1.0 if made is None else made.slack)
+        self._check_time()
+        if kind.free is not None and region_times.slower_elsewhere(self.sizes, *place):
+            return self._otherwise(variant, seconds) if worth else None
+        saved = (before - after) * len(sites)
+        self.made.append(RegionKernel(variant.operators, tuple(sites), *choice, saved, made))
+        return self.made[-1] if worth else None
+
+    def _otherwise(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
+        """Another kernel than one of free sizes, which is none or is slower."""
+        kind = variant.kind
+        other = None if kind.free is None else other_kind(kind, variant.sites[0], self.backend.batched)
+        return None if other is None else self._kernel(replace(variant, kind=other), seconds / 2)
+
+    def _check_time(self) -> None:
+        """Raise KernelsEnded where a kernel would be measured that nobody has the time to try."""
+        if self.time.late():
+            raise KernelsEnded

@@ -1,0 +1,138 @@
+"""Trials of kernels in the model: those stay with which the whole model was measured faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.child import child
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.timing import Timing
+from taso_mirage.pipeline.fuse.comparisons import Comparisons
+from taso_mirage.pipeline.fuse.kinds import Kinds
+from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
+from taso_mirage.pipeline.fuse.order import StageTime
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, pays, shipped
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.contained import ErrorReport
+from taso_mirage.report.result import PlacedKernels, Result
+from taso_mirage.runtime.embed import embed
+
+
+@dataclass(slots=True)
+class ModelTrials:
+    """Trials in the model `before` kernels of a result. `kept` are the kernels that stay, `placed`
+    each set of them with its gain. With `once` all are tried together, against the original, whose
+    session is `first` then, and `timing` are its times against the model. With `elsewhere` kernels
+    are those for all machines."""
+
+    result: Result
+    before: Model
+    kinds: Kinds
+    sizes: SymbolSizes
+    backend: Backend
+    comparisons: Comparisons
+    time: StageTime
+    report: ErrorReport
+    elsewhere: bool
+    once: bool
+    kept: list[RegionKernel] = field(default_factory=list)
+    placed: list[PlacedKernels] = field(default_factory=list)
+    count: int = 0
+    first: Session | None = None
+    timing: Timing | None = None
+    _session: Session | None = None
+    _last: tuple[list[RegionKernel], Model] | None = None
+
+    def tries(self, trial: Sequence[RegionKernel]) -> bool:
+        """Whether the model is faster with these kernels as well, which stay then."""
+        if self.time.budget.stop or child().deadline.last() < self.time.trial:
+            return False
+        start, self.count = time.monotonic(), self.count + 1
+        trial = self._shipped(trial) if self.once else trial
+        if self._session is None or self._session.target != self.comparisons.clock():
+            self._session = self._beside()
+        if (tried := self._faster(self._session, self.kept, trial)) is not None:
+            self._session, self.kept = tried, [*self.kept, *trial]
+        self.time.trial = time.monotonic() - start
+        return tried is not None
+
+    def model(self, made: Sequence[RegionKernel]) -> Model | None:
+        """The model with the kernels that make it faster as a whole, neighbours among all that were
+        `made` together; None where none does."""
+        if not self.once:
+            kept = self.kept if self._session is None else self._joined(self.kept, self._session, made)
+            self.kept = self._shipped(kept)
+        return self.with_kernels(self.kept) if self.kept else None
+
+    def with_kernels(self, kernels: Sequence[RegionKernel]) -> Model:
+        """The model with these kernels; with those tried last that stay the same object, on which
+        there is a session."""
+        if self._last is not None and self._last[0] == list(kernels):
+            return self._last[1]
+        made = embed(self.kinds.model, [region for kernel in kernels for region in kernel.regions], self.sizes)
+        return made if self.kinds.layout is None else self.kinds.layout.without_rest(made)
+
+    @property
+    def gained(self) -> float:
+        """How many times as fast as the original the model is without kernels."""
+        timing = self.result.timing if self.result.changed else None
+        return 1.0 if timing is None else timing.ratio
+
+    def _shipped(self, kernels: Sequence[RegionKernel]) -> list[RegionKernel]:
+        """The kernels as they are written."""
+        return shipped(kernels, self.backend, self.report) if self.elsewhere else list(kernels)
+
+    def _beside(self) -> Session:
+        """A session on the model with which the next one is compared: the model so far, or, where
+        there is one comparison alone, the original."""
+        if self.once and not self.kept:
+            self.first = runtime.original(self.result.original, self.comparisons.clock())
+            return self.first
+        return self.comparisons.opened(self.with_kernels(self.kept) if self.kept else self.before)
+
+    def _faster(self, session: Session, kept: Sequence[RegionKernel], trial: Sequence[RegionKernel]) -> Session | None:
+        """The model with these kernels as well, if it is faster so."""
+        try:
+            model = self.with_kernels([*kept, *trial])
+            tried = runtime.open_in_child(model, session.target)
+            last = self.once and not kept
+            timing = self.comparisons.short(session, tried)
+        except TasoMirageError:
+            return None  # a region that cannot be one node
+        except Exception as error:
+            self.report(" and ".join(" ".join(kernel.operators) for kernel in trial), error)
+            return None
+        gained = self.gained if last else 1.0
+        if not (pays(timing, trial) and timing.ratio >= gained):
+            return None  # and no session: a large model is not to be there more often than it must
+        self._last, self.timing = ([*kept, *trial], model), timing if last else None
+        stored = {x for kernel in trial for x in kernel.turned}
+        places = tuple((kernel.operators, len(kernel.sites)) for kernel in trial)
+        self.placed.append(PlacedKernels(places, timing.ratio / gained, len(stored)))
+        return tried
+
+    def _joined(self, kept: list[RegionKernel], session: Session, tried: Sequence[RegionKernel]) -> list[RegionKernel]:
+        """The kernels that are kept, of which neighbours are one kernel where that makes the model
+        faster: all of them, else each."""
+        try:
+            made = Neighbours(self.kinds.model, tried).together(self.backend)
+        except TasoMirageError:
+            return kept
+        except Exception as error:
+            self.report("neighbours together", error)
+            return kept
+        for trial in [made, *([each] for each in made if len(made) > 1)]:
+            if not trial or self.time.budget.stop or self.time.budget.left() < self.time.trial:
+                break
+            rest = without(kept, [place for _, places in trial for place in places])
+            if (faster := self._faster(session, rest, [kernel for kernel, _ in trial])) is not None:
+                session, kept = faster, [*rest, *[kernel for kernel, _ in trial]]
+                if trial is made:
+                    break
+        return kept

@@ -1,0 +1,53 @@
+"""Models as text of ONNX, read, and compared with their originals."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io import from_proto, serialize
+from taso_mirage.onnx_io.read import from_ir
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+def parse(body: str, header: str = HEADER) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(header + textwrap.dedent(body))
+    for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
+        if not node.domain:
+            node.ClearField("domain")  # the parser writes the empty domain
+    return proto
+
+
+def read(proto: onnx.ModelProto) -> Model:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return from_ir(from_proto(copy))
+
+
+def round_trip(proto: onnx.ModelProto, checked: bool = True) -> onnx.ModelProto:
+    after = onnx.load_model_from_string(serialize(read(proto)))
+    if checked:
+        onnx.checker.check_model(after, full_check=True)
+    return after
+
+
+def run(proto: onnx.ModelProto, **feeds: Any) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def same(proto: onnx.ModelProto, **feeds: Any) -> onnx.ModelProto:
+    """Round trip and compare the results on `feeds`."""
+    after = round_trip(proto)
+    for before, now in zip(run(proto, **feeds), run(after, **feeds), strict=True):
+        np.testing.assert_array_equal(before, now)
+    return after
