@@ -43,7 +43,7 @@ PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
 FEWEST, MOST = 256, 4096
 """Elements of a block. With all channels a block may have fewer than `FEWEST`."""
 LARGEST = 49
-"""Elements of a kernel, at most: each has lines of its own."""
+"""The largest number of elements of a kernel, because each is written out."""
 BEST = 8
 """The number of muGraphs that are compiled and run."""
 
@@ -204,7 +204,7 @@ class MaxPoolFunction(FormFunction):
         yield tl.store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The comment that explains the function."""
         return [f"a block has {self.pixels} pixels with {self.beside} channels; all of the kernel's elements in turn."]
 
 

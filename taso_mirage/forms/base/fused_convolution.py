@@ -1,5 +1,5 @@
-"""Goals that are one convolution in single precision, with channels first as models have them, and
-an epilogue element by element."""
+"""Goals of one convolution in single precision, with channels first as in models, and an
+elementwise epilogue."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BEST = 12
 
 @dataclass(frozen=True, slots=True)
 class FusedConvolution(ABC):
-    """A goal that is such a term, whose muGraphs are the same in other blocks."""
+    """A goal of such a term; its muGraphs differ only in block sizes."""
 
     node: Node
     slack = 1.0
-    """How many times as slow as the runtime's its kernel may be alone."""
+    """The largest slow-down of the kernel alone, relative to the runtime."""
     large, once, joins = True, True, False
 
     @property
@@ -46,7 +46,7 @@ class FusedConvolution(ABC):
         return [self.node.args[1], *[each for each in self.node.args[2:] if is_of_channels(each, self.node)]]
 
     def mugraph(self, block: tuple[int, ...]) -> Node:
-        """With blocks of this size."""
+        """The term with blocks of this size."""
         return term(self.node.op, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
     def small(self) -> tuple[FusedConvolution, Graph]:
@@ -80,7 +80,7 @@ class FusedConvolution(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterable[tuple[int, ...]]:
-        """Sizes of blocks that may be fast."""
+        """Block sizes that may be fast."""
 
     @abstractmethod
     def _small_operands(self) -> tuple[Node, Node]:

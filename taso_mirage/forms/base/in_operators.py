@@ -32,8 +32,8 @@ def channels_first(node: Node) -> Node:
 
 
 def dense_weights(w: Node, group: int, merged: int) -> Node:
-    """(i,j,c,g*o) -> (g*o,merged*c,i,j): the weights of groups, so many as one, with zeros where
-    one would see the channels of another."""
+    """(i,j,c,g*o) -> (g*o,merged*c,i,j): the weights of merged groups, with zeros where a group
+    would read the channels of another."""
     made = term("transpose", w, perm=OUTERMOST)
     if merged == 1:
         return made
@@ -51,7 +51,7 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
 
 
 CUT = np.int32(0x1FFF)
-"""The digits of single precision that TF32 does not have."""
+"""The number of bits of single precision that TF32 does not have."""
 
 
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,5 +1,5 @@
-"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms that
-a GPU's kernels are found for."""
+"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms for
+which GPU kernels are found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taso_mirage.rewriting.derived_traits import elementwise
 from taso_mirage.rewriting.forms import RegionPattern
 
 MEMBERS, OTHERS = 16, 5
-"""Operators that follow, and other operands of theirs, at most."""
+"""The largest number of operators in an epilogue, and of their other operands."""
 
 
 MatchedNames = Mapping[str, Any]
@@ -33,7 +33,7 @@ def patterns(convolution: str) -> tuple[RegionPattern, RegionPattern]:
 
 
 def as_stored(names: MatchedNames, model: Conversion) -> Node:
-    """The weights as the model has them."""
+    """The weights in the model's order."""
     w: Node = names["w"]
     return w
 
