@@ -26,7 +26,7 @@ DOMINATE = 0.25
 def saved_seconds(model: Model, target: Target, context: Context) -> float:
     """Seconds that the model saves with a target's options; 0 where the layout of images does not
     change, or its convolutions are few."""
-    if not target.channels_last or context.target.channels_last:
+    if target.mixes_layouts or not context.target.mixes_layouts:
         return 0.0
     terms = work_terms(model.nodes())
     convolutions = [n for n in terms if _copies(n)]
