@@ -21,7 +21,7 @@ def matmul(xp, a, b):
 
 @matmul.traits.batching
 def _(node) -> bool:
-    """Rows; of a product with a matrix."""
+    """Whether a term is a product of rows with a matrix."""
     return len(sizes(node.args[1])) == 2 < 1 + len(sizes(node))
 
 

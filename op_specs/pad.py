@@ -116,7 +116,7 @@ def _(node, opset: int) -> Call:
 
 @pad.traits.margins
 def _(node):
-    """Where the border is not read again."""
+    """The condition that the border is not repeated."""
     if node.attr("mode") != "constant":
         return None
     pads, rank = node.attr("pads"), node.tensor.rank

@@ -1,9 +1,9 @@
-"""Laws that move quantizing and dequantizing through other operators, bit by bit, and cancel the
-two.
+"""Laws that move quantization and dequantization through other operators, bit by bit, and cancel
+pairs of them.
 
-A law stands here only if both sides have the same bits in single precision: elements that only
-move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. An
-equality over the reals alone (a factor that goes into a scale, a sum that is quantized) would turn
+Both sides of each law have the same bits in single precision: elements that only move, a maximum
+(both are increasing if the scale is positive), numbers that rounding preserves. An equality over
+the reals alone (a factor that is merged into a scale, a sum that is quantized) would change
 roundings, and is no law.
 """
 
@@ -11,7 +11,7 @@ from op_specs.families import each
 from op_specs.quantize import quantize
 
 PARTS = 3
-"""The number of parts of a split up to which there are laws."""
+"""The largest number of parts of a split for which there are laws."""
 _ONE = "size(s) == 1 and size(z) == 1"
 _AXIS = "size(s) > 1 and rank(s) == 1"
 _UP = "value(s) > 0"
