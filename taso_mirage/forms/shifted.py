@@ -101,7 +101,7 @@ def _in_parts(names: MatchedNames, model: Conversion) -> Node | None:
 
 def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:
     """Weights (o,c,i,j) as (2,j,o,i,c), of a transposed convolution from (c,o,i,j): the nearest
-    numbers of TF32, and what they lack; None where they are not finite."""
+    numbers of TF32, and the remainders; None if they are not finite."""
     first = (1, 0) if transposed else (0, 1)
     kernel = range(2, array.ndim)
     turned = np.ascontiguousarray(array.transpose(kernel[-1], first[0], *kernel[:-1], first[1]))

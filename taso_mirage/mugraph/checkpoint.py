@@ -29,7 +29,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 def from_json(value: Any) -> Graph:
     """The graph of `to_json`.
 
-    Raises SyntaxProblem, or IllTyped, for whatever else a file may hold.
+    Raises SyntaxProblem, or IllTyped, for any other content of a file.
     """
     lines = value.get("program") if isinstance(value, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):

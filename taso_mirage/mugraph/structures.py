@@ -299,8 +299,8 @@ class Space:
 
     @cached_property
     def depths(self) -> list[int]:
-        """How many operators derive each class at least, whatever is shared: the length of the
-        shortest chain; 0 for an input."""
+        """The smallest number of operators that derive each class if all is shared: the length of
+        the shortest chain; 0 for an input."""
         return self._least(max, lambda c: 0)
 
     def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
