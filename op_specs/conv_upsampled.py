@@ -30,7 +30,7 @@ LARGER = ("(dim(w, 2) + 1)", "(dim(w, 3) + 1)")
 """The sizes of that kernel for images that are enlarged twofold."""
 ENDS = ", ".join(f"2 * dim(x, {i + 2}) + p[{i + 2}]" for i in (0, 1))
 
-# What this law and the one of transposed convolutions with stride 2 say, for all places at once.
+# This law and the law of transposed convolutions with stride 2, for all places at once.
 conv.laws(
     f"""
     conv(resize(x, factors=f), w, *b, strides=s, pads=p, dilations=s, group=g) \

@@ -139,7 +139,7 @@ class _Reading:
         self._shared = _shared([value.term for value in wanted])
         for value in wanted:
             self.sketch(value.term, ())
-        self._memo.clear()  # now that it is known which sums are one value, whatever adds up to one is it
+        self._memo.clear()  # it is now known which sums are one value, so every term that equals one becomes this value
         sketches = tuple([self.sketch(value.term, ()) for value in wanted])
         for value, sketch in zip(wanted, sketches, strict=True):
             axes = self.axes(value.axes)

@@ -243,7 +243,7 @@ class TileWork:
 
     def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
         """The time of a product of matrices relative to one of half precision."""
-        if all(self.widths.get(c) == 1 for c in args):  # whatever becomes of the sums
+        if all(self.widths.get(c) == 1 for c in args):  # independent of the use of the sums
             return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
         if self.width != STORED or self.device.general:
             return 1.0

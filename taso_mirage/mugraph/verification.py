@@ -223,7 +223,7 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
 
 def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
-    if is_stored(type.dtype):  # no rounding of them says how far float32 may be off, so they are near 1
+    if is_stored(type.dtype):  # their rounding does not bound the error of float32, so they are near 1
         return rng.normal(size=shape).astype(numpy_dtype(type.dtype))
     if type.dtype in BYTES:
         limits = np.iinfo(type.dtype)

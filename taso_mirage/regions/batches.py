@@ -92,7 +92,7 @@ def equal_regions(
             with contained(operators_of(whole), report):
                 if batched and seen and not hidden:
                     kind = batched_kind(site, whole, seen, known)
-                elif not (hidden and (batched or not seen)):  # else nothing would tell one size from another
+                elif not (hidden and (batched or not seen)):  # otherwise sizes could not be distinguished
                     kind = EqualRegions(whole, whole)
             if kind is not None:
                 found.setdefault(kind, []).append(site)

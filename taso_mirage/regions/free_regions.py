@@ -74,7 +74,7 @@ def free_regions(
             with contained(operators_of(goal), report):
                 kind = free_kind(site, goal, sizes, known, prepared) if seen and not hidden else None
             with contained(operators_of(goal), report):
-                if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
+                if kind is None and not (hidden and (batched or not seen)):  # sizes could not be distinguished
                     fixed = resized(site, sizes) if seen else goal
                     kind = _other(site, fixed, batched and bool(seen))
             if kind is None:

@@ -100,7 +100,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
         raise
     except TasoMirageError as error:
         problem = str(error)
-    except Exception as error:  # a bug; it must not cost the results of the other regions
+    except Exception as error:  # a bug, which must not lose the results of the other regions
         problem = f"internal error, please report it: {type(error).__name__}: {error}"
     apart = sum(_single(node, single, progress, H100) for node in region.operators)
     return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)

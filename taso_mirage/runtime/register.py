@@ -47,7 +47,7 @@ def register(options: Any, model: _Source | None = None, *, cuda: bool | None = 
         options.add_session_config_entry("taso_mirage.cuda", str(int(cuda)))
     try:
         options.register_custom_ops_library(str(library()))
-    except Exception as error:  # onnxruntime's errors share no base class of its own
+    except Exception as error:  # the errors of onnxruntime have no common base class
         raise RuntimeUnavailable(f"ONNX Runtime refuses the kernels' library: {error}") from None
     return wanted.providers()
 

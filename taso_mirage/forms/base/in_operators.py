@@ -42,7 +42,7 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
     block = each * c * prod(kernel)  # a row of merged + 1 blocks, read as one of merged: each begins one block later
     made = term("reshape", made, shape=(parts, merged, block))
     zeros = term("expand", constant(0.0, w.dtype), shape=(parts, merged, merged * block))
-    made = term("concat", made, zeros, axis=2)  # runtimes fold it in half precision, and no pad
+    made = term("concat", made, zeros, axis=2)  # runtimes fold this in half precision, but not a pad
     made = term("reshape", made, shape=(parts, merged * (merged + 1) * block))
     made = term("slice", made, axes=(1,), starts=(0,), ends=(merged * merged * block,), steps=(1,))
     made = term("reshape", made, shape=(parts, merged, merged, each, c, *kernel))
