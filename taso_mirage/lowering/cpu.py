@@ -77,7 +77,7 @@ class CpuLowering:
 
     def start(self) -> None:
         """Compile the kernels' library, if this was not done before."""
-        with suppress(TasoMirageError):  # said where a kernel is run
+        with suppress(TasoMirageError):  # reported when a kernel is run
             library()
 
     def close(self) -> None:

@@ -225,7 +225,7 @@ class CudaLowering:
         models is built, which takes seconds on a fresh machine."""
         self.compiler.start(compile_jobs.first_job())
         CONTRACTING.by = contracted_on_gpu
-        with suppress(TasoMirageError):  # it is said where a model is opened
+        with suppress(TasoMirageError):  # reported when a model is opened
             library()
 
     def close(self) -> None:

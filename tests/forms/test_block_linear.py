@@ -1,5 +1,5 @@
-"""Products with weights of few bits as kernels: they compute what the runtime and the definition
-do, on odd sizes and with every kind of zeros; which products of a model they are for."""
+"""Products with weights of few bits as kernels: they compute the same as the runtime and the
+definition, on odd sizes and with every kind of zeros; which products of a model get them."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
     assert sizes[1] - sizes[0] < 7 * 300 < sizes[0] / 20
 
 
-# ---------------------------------------------------------------- what is shipped
+# ---------------------------------------------------------------- the shipped files
 
 
 def looped(stages: int) -> TritonProgram:
