@@ -169,7 +169,7 @@ class MaxPoolFunction(FormFunction):
         yield tl.store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The comment that explains the function."""
         return [f"a block has {self.pixels} pixels with {self.beside} channels; all of the kernel's elements in turn."]
 
 

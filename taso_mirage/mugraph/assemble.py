@@ -116,7 +116,7 @@ class _Kernel:
     # ------------------------------------------------------------ operands
 
     def possible(self) -> bool:
-        """Whether every stabiliser can be had where it is needed, every result has the labels of
+        """Whether every stabiliser is available where it is needed, every result has the labels of
         the grid, and tiles are boxes."""
         stabilisers = self.safe.stabilisers
         whole = all(d.denominator == 1 for degrees in self.safe.degrees.values() for d in degrees.values())
@@ -268,8 +268,8 @@ class _Kernel:
         return self._tile(view, self._given(view))
 
     def constant(self, value: float) -> Node:
-        """A number as it is: a conversion within a body does not round, and half precision has no
-        1e-5 and no 100000."""
+        """A number without conversion to the goal's dtype: a conversion within a body does not
+        round, and half precision does not represent 1e-5 and 100000."""
         return self.converted(constant(np.asarray(value, np.float32)))
 
     def integer(self, value: int) -> Node:

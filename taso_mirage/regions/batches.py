@@ -1,11 +1,11 @@
-"""Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there
-is.
+"""Regions whose leading dims are known only at run time: the kernel of one sample is run for every
+sample.
 
 The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as
 one of a single sample, where they are 1; its blocks are launched once for every sample
-(`mugraph.Batch`). That is right where no sample's result depends on another sample. It is fast at
-every number of samples where all of them share no more memory than each has of its own: that is
-read once for every sample.
+(`mugraph.Batch`). This is correct if no sample's result depends on another sample. It is fast at
+every number of samples if all of them share no more memory than each has of its own, because shared
+memory is read again for every sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taso_mirage.regions.canonical import canonical_region
 from taso_mirage.regions.fragments import RegionSite
 
 SAMPLES = (2, 3), (5, 2)
-"""Sizes of the free dims, in turn, that samples are compared at."""
+"""The sizes of the free dims at which samples are compared."""
 LARGER = 2
 """How many times the usual sizes the largest are at which kernels are compared."""
 CLOSE = 1e-9
@@ -126,7 +126,7 @@ def batch_of(site: RegionSite) -> Batch | None:
 
 
 def _name(dim: Dim) -> bool:
-    """Whether a dim is a name alone: whatever its size, a run can have it as 1."""
+    """Whether a dim is a plain name, so that it can be 1 in a run."""
     return isinstance(dim, Symbolic) and len(symbols(dim)) == 1 and str(dim) in symbols(dim)
 
 

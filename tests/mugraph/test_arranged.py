@@ -18,8 +18,8 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx_texts import built
 from sample_regions import sample_regions
-from test_float8 import built
 
 from taso_mirage.devices.cuda.device import H100, gpu
 from taso_mirage.emit import triton
@@ -219,6 +219,7 @@ def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield staged(patch, tmp_path_factory.mktemp("cuda"), DYNAMIC.format(rows=request.param))
 
 
+@pytest.mark.sampled(2)
 def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Result]) -> None:
     _, found = layer
     assert kernels(found) == 1, found.notes

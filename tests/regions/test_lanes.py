@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
+from named_models import w, x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
@@ -41,14 +42,6 @@ from taso_mirage.report.result import Result
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
-
-
-def w(name: str, *shape: int) -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def x(name: str, *shape: int) -> Node:
-    return variable(name, Tensor("float32", shape))
 
 
 def model(*outputs: Node) -> Model:

@@ -1,5 +1,5 @@
-"""Goals that are one convolution in single precision, with channels first as models have them, and
-an epilogue element by element."""
+"""Goals of one convolution in single precision, with channels first as in models, and an
+elementwise epilogue."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def _proved(goal: Graph, other: ArrangedGoal) -> bool:
 @dataclass(slots=True)
 class Kinds:
     """The `model` that the regions are of, those that may save most first, each with its `places`,
-    its `variants` and the seconds that it may save, and the free dims of regions that are left out."""
+    its `variants` and the seconds that it may save, and the free dims of regions that are left
+    out."""
 
     model: Model
     layout: ModelInTerms | None = None
