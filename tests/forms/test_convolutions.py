@@ -27,7 +27,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto
 from taso_mirage.operators.interpret import interpret
