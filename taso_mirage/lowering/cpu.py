@@ -33,7 +33,6 @@ class CpuLowering:
 
     device: Device = CPU_DEVICE
     batched = False
-    free = True
     prepared: PreparedKinds | None = CPU_GOALS
     arranged = False
     searching = 0
@@ -78,7 +77,7 @@ class CpuLowering:
 
     def start(self) -> None:
         """Compile the kernels' library, if this was not done before."""
-        with suppress(TasoMirageError):  # said where a kernel is run
+        with suppress(TasoMirageError):  # reported when a kernel is run
             library()
 
     def close(self) -> None:

@@ -81,7 +81,6 @@ class CudaLowering:
     prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
     batched: bool = True
-    free: bool = True
     """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has a
     kernel of samples. A model that distinguished sizes would contain an `If`, with which ONNX
     Runtime captures no CUDA graph."""
@@ -226,7 +225,7 @@ class CudaLowering:
         models is built, which takes seconds on a fresh machine."""
         self.compiler.start(compile_jobs.first_job())
         CONTRACTING.by = contracted_on_gpu
-        with suppress(TasoMirageError):  # it is said where a model is opened
+        with suppress(TasoMirageError):  # reported when a model is opened
             library()
 
     def close(self) -> None:
