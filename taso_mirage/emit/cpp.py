@@ -33,7 +33,7 @@ from importlib.resources import files
 from operator import mul
 
 from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
-from taso_mirage.emit.cpu.lazy_tensors import LazyMeaning
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.emit.cpu.buffer_layouts import product_strides, without_view
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import (
     LOWEST_FLOAT32,
     Contract,
     CppBuffer,
-    LazyMeaning,
     LoopConstant,
     LoopValue,
     Map,
