@@ -21,13 +21,14 @@ from taso_mirage.emit.gpu.form_function import FormFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.forms.base.device_ranking import ranked_mugraphs
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, LAST
-from taso_mirage.forms.channels_last import HALF_FLOATS, is_half_convolution
+from taso_mirage.forms.channels_last import is_half_convolution
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable

@@ -27,7 +27,7 @@ from taso_mirage.emit.gpu.program import (
     TritonLaunch,
     guessed,
 )
-from taso_mirage.emit.gpu.tiles import HALF
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.emit.statements import Expression, Parameter, Statement, add, every, group, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
@@ -52,7 +52,7 @@ class ConvolutionBlock(FormFunction):
 
     def _read_sizes(self) -> None:
         node = self.node
-        if wrong := next((b for b in self.buffers if b.dtype not in (*HALF, "float32") or b.batched), None):
+        if wrong := next((b for b in self.buffers if b.dtype not in (*HALF_FLOATS, "float32") or b.batched), None):
             raise Unsupported(f"a convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton")
         x, w = node.args[:2]
         if not all(isinstance(n, int) for n in (*w.shape, x.shape[3])):
