@@ -1,4 +1,4 @@
-"""Kernels that the search finds, on a GPU: their terms have a body."""
+"""The form of searched kernels on a GPU, whose terms have a body."""
 
 from __future__ import annotations
 

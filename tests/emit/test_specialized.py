@@ -18,7 +18,7 @@ import pytest
 from models.workloads.gqa import gqa
 from models.workloads.qknorm import qknorm
 from taso_mirage.devices.cuda.device import H100, Gpu, described
-from taso_mirage.emit import triton, tune
+from taso_mirage.emit import compile_jobs, triton, tune
 from taso_mirage.emit.compile import CompiledKernel, compiled
 from taso_mirage.emit.gpu.block import TritonBlock
 from taso_mirage.emit.gpu.buffers import kernel_terms, output_buffers, tensor_buffers
@@ -86,6 +86,7 @@ def points(block: WarpSpecializedBlock) -> Iterator[dict[str, int]]:
         yield dict.fromkeys(("g0", "g1", "g2"), 0) | dict(zip(names, values, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GOALS)
 def test_tiles_are_those_that_the_mugraph_cuts(name: str) -> None:
     """Every place is that of the part that slicing gives a block, by numbers of elements."""
@@ -175,7 +176,7 @@ def test_the_tuner_tries_depths_and_a_job_is_json() -> None:
     assert {each.warps for each in tried} == {4}
     assert all(each.specialized for each in tried)
     assert len({each.stages for each in tried}) == len(tried) > 1
-    job = json.loads(json.dumps(tune.job(program)))
+    job = json.loads(json.dumps(compile_jobs.job(program)))
     name, dtypes, maps, sizes, options = job["launches"][0]
     assert (name, sizes, len(maps)) == ("kernel_0", 0, 3)
     assert options["maxnreg"] == program.launches[0].registers
