@@ -18,7 +18,7 @@ from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.form_function import FusedFunction, flags
-from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.emit.statements import (
     TRITON,
     Expression,
@@ -136,31 +136,19 @@ class ShiftedBlock(FusedFunction):
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        lanes = self.pixels * self.width * self.shared
-        traffic = self._traffic()
-        guess = guessed(usual_size(self.images * self.blocks), self.steps, lanes, traffic.in_flight, False)
-        guess = replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=max(min(guess.stages, 3), 2))
-        names = tuple([b.name for b in self.buffers])
-        schedule = schedule or replace(guess, precision=TF32_PARTS)
-        ways = (TF32_PARTS, TF32_ROUNDED)
-        return TritonLaunch(
-            self.name,
-            (schedule.persistent or self.images * self.blocks,),
-            max(self.steps, 2),
-            names,
-            schedule,
-            traffic,
-            self.free,
-            precisions=ways,
-        )
+        lanes, steps = self.pixels * self.width * self.shared, max(self.steps, 2)
+        guess = self._launched(None, self.images * self.blocks, lanes, self._traffic(), self.steps).schedule
+        stages = max(min(guess.stages, 3), 2)
+        chosen = schedule or replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=stages, precision=TF32_PARTS)
+        made = self._launched(chosen, chosen.persistent or self.images * self.blocks, lanes, self._traffic(), steps)
+        return replace(made, precisions=(TF32_PARTS, TF32_ROUNDED))
 
     def _traffic(self) -> Traffic:
         loads = (self.pixels + 2 * self.shared * self.width) * self.depth
         flops = 6 * self.pixels * self.width * self.shared * self.depth * self.steps
         blocks = usual_size(self.images * self.blocks)
-        stored = sum(b.bytes for b in self.buffers[2:])
         live = self.pixels * self.width * self.shared + self.pixels * self.depth
-        return Traffic(flops * blocks, loads * self.steps * 4 * blocks + stored, loads * 4, live)
+        return Traffic(flops * blocks, loads * self.steps * 4 * blocks + self._stored, loads * 4, live)
 
     def source(self) -> str:
         given = [Parameter("STAGES"), Parameter("PRECISION", "'ieee'")]
