@@ -67,7 +67,7 @@ class FormFunction(ABC):
     def explained(self) -> list[str]:
         """Sentences that say why it is as it is."""
 
-    def _text(self, parameters: Iterable[Parameter], body: Iterable[Statement]) -> str:
+    def _text(self, parameters: Iterable[str | Parameter], body: Iterable[Statement]) -> str:
         """The function with this body, and these parameters behind the operands and the sizes."""
         given: list[str | Parameter] = [*self.names, *self.free, *parameters]
         return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.free)))
