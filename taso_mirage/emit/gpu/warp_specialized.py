@@ -22,7 +22,7 @@ from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.offsets import TileCut
 from taso_mirage.emit.gpu.products import tile_product
 from taso_mirage.emit.gpu.program import LaunchSchedule, TileMap, TritonLaunch
-from taso_mirage.emit.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS, LOG2_E, MAXIMUM_START, Tile, Tiles
 from taso_mirage.emit.gpu.warp_specialized_text import ATTENTION_FUNCTIONS, HELPERS
 from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import GLUON, Expression, ProgramFunction, Return, Statement, expression, sum_of, tl, v
@@ -68,7 +68,7 @@ class WarpSpecializedBlock:
 
     def _dtype(self) -> str:
         dtypes: set[str] = {self.term.reads[self.body.inputs.index(x)].dtype for x in self.operands}
-        demand(len(dtypes) == 1 and dtypes <= HALF, f"operands of {', '.join(sorted(dtypes))}")
+        demand(len(dtypes) == 1 and dtypes <= HALF_FLOATS, f"operands of {', '.join(sorted(dtypes))}")
         return dtypes.pop()
 
     def _lengths(self, x: Operand) -> tuple[int, int]:
