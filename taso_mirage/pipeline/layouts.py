@@ -1,5 +1,6 @@
-"""What another layout of a target's options saves, by known costs alone: a GPU computes convolutions
-of half precision with channels last, and copies images to and from that layout otherwise."""
+"""The seconds that another layout of a target's options saves, by known costs alone: a GPU computes
+convolutions of half precision with channels last, and otherwise copies images to and from that
+layout."""
 
 from __future__ import annotations
 
