@@ -204,7 +204,7 @@ def test_nothing_is_copied_between_parts(tmp_path: Any, monkeypatch: pytest.Monk
     calls = chained(exported(Classifier(), IMAGE), tmp_path)
     first = calls._parts[0]
     read, written = [], []
-    bound, there = type(first)._bound, type(first)._there
+    bound, there = type(first)._bind, type(first)._there
     monkeypatch.setattr(
         type(first),
         "_bind",
