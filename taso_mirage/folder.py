@@ -114,7 +114,7 @@ class Folder:
         except InvalidOption:
             if not self.output.is_dir():
                 raise
-            with locked(self.output):  # another run may be writing: that is said then
+            with locked(self.output):  # another run may be writing, which is reported then
                 self._look()
 
     def _asked(self) -> api.Options:
@@ -234,7 +234,7 @@ class Folder:
             read = self._readable(name)
             result = self._optimized(name, heard)
             row = self._row_of(name, result, stop) | {"read": read}
-        except Exception as error:  # a bug, too: it must not cost the other models
+        except Exception as error:  # also a bug, which must not stop the other models
             row = self._failed(name, read, error)
         row["seconds"] = self.clock() - begun
         self.rows[name] = row

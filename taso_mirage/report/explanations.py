@@ -95,7 +95,7 @@ def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workload
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
     try:
         largest = max(sum(size(sized(n.type, sizes)) for n in leaves) for sizes, _ in workloads)
-    except UNMEASURABLE:  # a size that only the run shows
+    except UNMEASURABLE:  # a size that is known only at run time
         return None
     if largest > LARGEST:
         return None

@@ -48,7 +48,7 @@ def say(text: str, err: bool = False) -> None:
 
 
 def say_lines(lines: Iterable[str]) -> None:
-    """Print lines, each as one, whatever names are in it."""
+    """Print lines; ends of lines within a line are escaped."""
     for line in lines:
         typer.echo(one_line(line))
 

@@ -94,7 +94,7 @@ def test_a_result_has_measured_times_and_its_page_says_so(measured: Result) -> N
     assert measured.profile is not None
     before, after = measured.profile.before, measured.profile.after
     assert max(before, key=before.__getitem__) == "MatMul"
-    assert max(after, key=after.__getitem__) in RUNS_A_PRODUCT  # which one depends on what was faster
+    assert max(after, key=after.__getitem__) in RUNS_A_PRODUCT  # the faster one of them was chosen
     said = page_of(measured)
     assert "By operator, measured" in said
     assert "By operator, predicted" not in said

@@ -17,6 +17,7 @@ from browser import chromium, needs_browser
 from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
+from scripts import MINI
 from small_models import model, w, x
 
 from taso_mirage.ir.dims import symbol
@@ -44,8 +45,6 @@ from taso_mirage.search.cost import Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
-
-MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 
 
 def named(*texts: str) -> dict[str, Equation]:
