@@ -1,5 +1,5 @@
-"""What another layout of a target's options saves, by known costs alone: a GPU computes convolutions
-of half precision with channels last, and copies images to and from that layout otherwise."""
+"""The predicted saving by another layout of a target's options. A GPU computes convolutions in half
+precision with channels last, and otherwise copies images to and from that layout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _copies(node: Node) -> bool:
 
 
 def _images(node: Node, sizes: Mapping[str, int]) -> Iterator[int]:
-    """Bytes of what a convolution reads and gives."""
+    """Bytes of the operands and the result of a convolution."""
     for image in (node.args[0], node):
         try:
             yield size(sized(image.tensor, sizes))

@@ -463,7 +463,7 @@ def test_what_is_inside_of_a_node_counts(name: str, tmp_path: Path) -> None:
     assert "does not lead to the output" in said or "is damaged" in said
 
 
-# ---------------------------------------------------------------- what an equality stands on
+# ---------------------------------------------------------------- the grounds of an equality
 
 X = variable("x0", Tensor("float32", (4,)))
 LARGE_NUMBER, ZERO = constant(1e6, "float32"), constant(0.0, "float32")

@@ -22,7 +22,7 @@ from native_kernels import QUICK, STRICT, check, exact, values
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp, vector_header
-from taso_mirage.emit.cpu.native import FLAGS, NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import FLAGS, NativeKernel, build
 from taso_mirage.emit.cpu.prepared import cpu_programs
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable

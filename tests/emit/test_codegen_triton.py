@@ -479,7 +479,7 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from taso_mirage.emit import tune
+from taso_mirage.emit import compile_jobs, tune
 from taso_mirage.emit.compile import compiled, load_source as load
 from taso_mirage.emit import triton as codegen
 import mugraphs
@@ -493,7 +493,7 @@ class Driver:
 
 driver.set_active(Driver())
 if len(sys.argv) > 1:
-    assert tune.warmed(json.loads(sys.argv[1]))
+    assert compile_jobs.warmed(json.loads(sys.argv[1]))
     sys.exit()
 first, second = (tune.overlapped(codegen.program(mugraphs.ntrans(dtype=d)[0])) for d in ("float16", "bfloat16"))
 made, goal = convolved((2, 5, 6, 7), (3, 3), 7)
@@ -503,7 +503,7 @@ library = Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdev
 other = Path(sys.argv[0]).parent / library.name
 other.write_bytes(library.read_bytes() + bytes(4))
 triton.knobs.nvidia.libdevice_path = str(other)  # as PyTorch's compiler sets it, and ptxas by the environment
-tune.first_job()
+compile_jobs.first_job()
 compiled(first, 90)  # ahead of time, as a kernel that was chosen is
 compiled(named, 90)
 assembler = Path(sys.argv[0]).parent / "ptxas"  # of another version
@@ -512,7 +512,7 @@ assembler.write_text(f'#!/bin/sh\\n[ "$1" = --version ] && echo "release 99.0, V
 assembler.chmod(0o755)
 os.environ["TRITON_PTXAS_PATH"] = str(assembler)
 environment = started_with | {"TRITON_PTXAS_PATH": str(assembler)}
-subprocess.run([sys.executable, __file__, json.dumps(tune.job(second))], env=environment, check=True)
+subprocess.run([sys.executable, __file__, json.dumps(compile_jobs.job(second))], env=environment, check=True)
 hits = []
 triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
 for i, program in enumerate((first, second, named)):

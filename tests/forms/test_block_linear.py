@@ -1,5 +1,5 @@
-"""Products with weights of few bits as kernels: they compute what the runtime and the definition
-do, on odd sizes and with every kind of zeros; which products of a model they are for."""
+"""Products with weights of few bits as kernels: they compute the same as the runtime and the
+definition, on odd sizes and with every kind of zeros; which products of a model get them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from native_kernels import QUICK, STRICT, sanitized
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
-from taso_mirage.emit.cpu.native import NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.forms import linear
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.linear import INTEGERS, WeightProducts, weight_products

@@ -19,7 +19,7 @@ from native_kernels import QUICK, STRICT, check, sanitized, values
 import op_specs.winograd as spec
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp
-from taso_mirage.emit.cpu.native import NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.winograd import TILES, Convolution, _evidence, convolution

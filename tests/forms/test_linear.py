@@ -16,7 +16,7 @@ from native_kernels import QUICK, STRICT, check, sanitized, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
-from taso_mirage.emit.cpu.native import NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.errors import IllTyped, TasoMirageError
 from taso_mirage.forms import linear
 from taso_mirage.forms.base.form import CPU_GOALS

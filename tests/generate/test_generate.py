@@ -145,7 +145,7 @@ def test_growing_is_deterministic() -> None:
     assert (one.all.hash != other.all.hash).all()
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- the found equations
 
 
 @pytest.fixture(scope="module")

@@ -193,7 +193,7 @@ def test_zeros_of_a_byte_are_in_one_block() -> None:
         assert all(n % 2 == 0 for n in blocks)
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- wrong programs
 
 
 def swapped(leaves: list[Node]) -> list[Node]:

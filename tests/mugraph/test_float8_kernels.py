@@ -206,7 +206,8 @@ def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Grap
 
 
 def test_a_number_may_be_a_scale_and_something_else() -> None:
-    """The number stands beside no sum of what it scales where it is something else."""
+    """Where the number is an operand of another operator, too, it is beside no sum of the values
+    that it scales."""
     graph = attention(number=0.5)
     (output,) = graph.outputs
     shifted = Graph(graph.inputs, (term("add", output, constant(0.5, "float16")),))
@@ -236,7 +237,7 @@ def test_a_mugraph_is_printed_and_read_again() -> None:
     assert parse_graph(show_graph(found)) == found
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- wrong programs
 
 
 def test_wrong_products_are_refuted() -> None:

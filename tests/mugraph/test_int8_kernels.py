@@ -241,7 +241,7 @@ def test_many_rows_are_a_product_of_warp_groups(turned: bool) -> None:
     assert kernel.shared < 227 * 1024
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- wrong programs
 
 
 @pytest.mark.parametrize("name", SUMMED_OF)

@@ -30,8 +30,8 @@ def kernels(graph: Graph) -> list[Node]:
 
 
 def form(graph: Graph) -> list[tuple[frozenset[Cut], frozenset[str]]]:
-    """A key of a muGraph without its sizes: for each kernel how its operands are cut, and what its
-    accumulators do."""
+    """A key of a muGraph without its sizes: for each kernel how its operands are cut, and how its
+    accumulators combine."""
     found = []
     for node in kernels(graph):
         names = [a.attr("name") if a.op == "input" else ":" for a in node.args]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kernel_goals import layer_norm_goal
 
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
@@ -96,7 +96,7 @@ def test_the_generated_cpp_code_takes_one_pass() -> None:
 
 
 def looped(graph: Graph) -> list[tuple[bool, set[str]]]:
-    """For each kernel, whether it loops, and what its accumulators take."""
+    """For each kernel, whether it loops, and the operands of its accumulators."""
     kernels = [n for n in topological(graph.outputs) if n.op == "kernel"]
     return [
         (k.attr("loop") > 1, {n.attr("over") for n in topological(k.attr("body").outputs) if n.op == "accumulate"})

@@ -20,6 +20,7 @@ import onnx
 import pytest
 from fused_models import CONFIG, GPU, ROWS, WIDTH, accepted, called, fresh_cache, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
+from sample_regions import sample_regions
 
 from taso_mirage.devices.cuda.device import H100, Gpu
 from taso_mirage.emit import triton as codegen
@@ -40,7 +41,6 @@ from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse import fused, searches, stage
-from taso_mirage.regions.batches import equal_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
@@ -232,7 +232,7 @@ def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
     assert sizes[1] - sizes[0] < 7 * 300 < sizes[0] / 20
 
 
-# ---------------------------------------------------------------- what is shipped
+# ---------------------------------------------------------------- the shipped files
 
 
 def looped(stages: int) -> TritonProgram:
@@ -330,7 +330,7 @@ def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows
     """Where rows are free, five rows run with the kernels of one."""
     pytest.importorskip("torch")
     chosen = []
-    regions, out = equal_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)
+    regions, out = sample_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, True)
     assert not out
     for kind in regions:
         found = Search(kind.goal, SearchOptions(), H100).run(2, 100.0)

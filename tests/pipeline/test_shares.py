@@ -72,7 +72,7 @@ def test_what_others_leave_is_for_the_kernels() -> None:
 
 
 def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
-    """The kernels are checked on what their regions read, in the model that was compared."""
+    """The kernels are checked on the inputs of their regions, in the model that was compared."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)

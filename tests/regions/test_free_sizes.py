@@ -19,8 +19,8 @@ from native_kernels import QUICK, STRICT, exact
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import SizeRange, generate_ranges
-from taso_mirage.emit.cpu.native import NativeKernel, build, empty_aligned
-from taso_mirage.emit.cpu.tune import tuned_ranges
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build, empty_aligned
+from taso_mirage.emit.cpu.native_tuner import tuned_ranges
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.dims import evaluate, parse_dim, symbol
@@ -262,7 +262,7 @@ def test_the_sizes_of_a_run_choose_a_range(tmp_path: Path) -> None:
 def test_each_range_has_what_was_fastest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [scaled(1.0), scaled(2.0)]
     times = iter([[1.0, 2.0], [1.0, 0.5], [1.0, 0.99]])
-    monkeypatch.setattr("taso_mirage.emit.cpu.tune._quickest", lambda calls, seconds: next(times))
+    monkeypatch.setattr("taso_mirage.emit.cpu.native_tuner._quickest", lambda calls, seconds: next(times))
     measured = [{"n0": 8, "n1": 2}, {"n0": 1, "n1": 1}, {"n0": 16, "n1": 4}]
     last, before = tuned_ranges(graphs, 1, measured, 0.1, tmp_path)
     assert last == graphs[0]

@@ -194,7 +194,7 @@ def test_what_is_left_of_an_iteration_is_not_read_after_the_loop(monkeypatch: py
     made = next(graph for each in search.candidates() if (graph := each.free(search.free or {})) is not None)
     source = triton.program(made).source
     masked = [line for line in source.splitlines() if "_m = tl.where" in line and "n1_by" in line]
-    assert len(masked) >= 3  # of the maximum, of the denominator and of what is mixed
+    assert len(masked) >= 3  # of the maximum, of the denominator and of the values that are mixed
     monkeypatch.setattr(TritonBlock, "_whole", lambda self, y, over, neutral: (y, over))
     with pytest.raises(Unsupported, match="of an iteration, outside of the loop"):
         triton.program(made)

@@ -16,7 +16,7 @@ from onnxruntime import InferenceSession
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
-from taso_mirage.emit.cpu.native import NativeKernel as Compiled
+from taso_mirage.emit.cpu.native_kernel import NativeKernel as Compiled
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph, Node, constant

@@ -32,10 +32,9 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report import explanations, html, summary
-from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
-from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, one_by_one, statement
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result

@@ -132,7 +132,7 @@ def agree(found: Any, wanted: Any, name: str) -> None:
         np.testing.assert_allclose(a, b, rtol=room, atol=room * largest, err_msg=name)
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- the written files
 
 
 @pytest.fixture(scope="module")

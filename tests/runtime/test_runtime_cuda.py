@@ -464,7 +464,7 @@ def test_named_sizes_give_grids_and_outputs(driver: Path, tmp_path: Path) -> Non
     ]
 
 
-# ---------------------------------------------------------------- what Triton compiles
+# ---------------------------------------------------------------- the compiled files of Triton
 
 
 def test_what_triton_compiles_makes_a_plan(driver: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_file_is_written_by_one_run(tmp_path: Path, option: str) -> None:
         assert not output.exists()
         run("optimize", small, *QUICK, "-o", tmp_path / "third.onnx")  # another output is free
     assert lock_file(output).exists()
-    run("optimize", small, *QUICK, *to("second.onnx"))  # what a dead process left locks nothing
+    run("optimize", small, *QUICK, *to("second.onnx"))  # the file of a dead process locks nothing
     assert output.exists()
     assert not lock_file(output).exists()
 
@@ -212,7 +212,7 @@ def test_an_output_is_held_once_in_one_process_too(tmp_path: Path) -> None:
     with locked(tmp_path / "a"):
         with pytest.raises(OutputError, match="is writing to it"), locked(tmp_path / "b", tmp_path / "a"):
             pass
-        with locked(tmp_path / "b"):  # what was had before the error is free again
+        with locked(tmp_path / "b"):  # locks from before the error are free again
             pass
     assert list(tmp_path.iterdir()) == []
 

@@ -52,7 +52,7 @@ def operands(dtype: str = "float64") -> tuple[Any, Any]:
 
 def test_large_products_of_float64_are_its(moved: list[Any]) -> None:
     a, b = operands()
-    a.flags.writeable = False  # as what is mapped from a file; PyTorch warns of it
+    a.flags.writeable = False  # like an array mapped from a file; PyTorch warns of it
     b = b[:, ::-1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
