@@ -128,7 +128,7 @@ class _Place:
         return self._life == child().life
 
     def keep(self, number: int) -> None:
-        """It is there, with this number."""
+        """Note that this life of the process has it, by this number."""
         self._life, self.kept = child().life, number
         if self._end is not None:
             self._end.detach()

@@ -72,8 +72,8 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is found by predicted costs alone: the results of the passes as in `Start`, the seconds
-    that they took, and the best candidate of these and a short search."""
+    """The results by predicted costs alone: those of the passes as in `Start`, the seconds that the
+    passes took, and the best candidate of these and a short search."""
 
     normal: Model
     steps: list[RewriteStep]

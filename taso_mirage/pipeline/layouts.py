@@ -1,5 +1,7 @@
-"""What another layout of a target's options saves, by known costs alone: a GPU computes convolutions
-of half precision with channels last, and copies images to and from that layout otherwise."""
+"""The seconds that options with another layout save, by known costs alone.
+
+A GPU computes convolutions of half precision with channels last. Without such options the runtime
+copies images to and from that layout."""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from taso_mirage.operators.work import size, sized
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.passes import Context
-from taso_mirage.search.prediction import HALF
 
 COPIES = 2
 """How often a copy goes through memory: it is read, and written."""
@@ -40,7 +41,7 @@ def saved_seconds(model: Model, target: Target, context: Context) -> float:
 def _copies(node: Node) -> bool:
     """Whether a term is a convolution of half precision over all channels, in the standard
     layout: those of single channels have no product."""
-    known = isinstance(node.type, Tensor) and node.type.dtype in HALF and traits(node).layout
+    known = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16") and traits(node).layout
     return known and get(node.op).domain in ("", "ai.onnx") and multiplies(node.op) and node.attr("group") == 1
 
 

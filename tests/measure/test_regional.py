@@ -55,8 +55,7 @@ class Checked:
 
 @pytest.fixture(scope="module")
 def checked() -> Iterator[Checked]:
-    """With evaluations of the whole model switched off, every patch cut, and all in few sessions, as
-    on a GPU."""
+    """The whole model is never evaluated, every patch is cut, and patches run in few sessions."""
     patch = pytest.MonkeyPatch()
     given = FloatReference.__call__
 
@@ -187,8 +186,8 @@ def attention(scale: float = 1.0) -> tuple[tuple[Node, ...], Node, Node]:
 
 @pytest.mark.parametrize("wrong", ["", "scale", "last queries", "a head", "last keys"])
 def test_attention_of_many_tokens_is_evaluated_for_few_queries(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """Its scores for all of them would take seconds; what is wrong for the others alone is far from
-    the original's run."""
+    """The scores of all tokens would take seconds. An error in the other rows alone is far from the
+    original's run."""
     inputs, old, new = attention(1.01 if wrong == "scale" else 1.0)
     if wrong == "last queries":
         new = but_rows(new, term("neg", new), 1, TOKENS - 2, TOKENS)
