@@ -16,7 +16,7 @@ exclude_patterns = ["plugin"]
 myst_heading_anchors = 4
 """As on a page of the repository, headings can be linked to."""
 default_role = "code"
-"""What docstrings have between single backticks."""
+"""Text that docstrings have between single backticks."""
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
@@ -31,7 +31,7 @@ html_show_sphinx = False
 html_show_copyright = False
 
 UNKNOWN = "OWNER/taso_mirage"
-"""What pages have for the repository's place on GitHub, for as long as it has none."""
+"""The text in pages for the repository's place on GitHub, for as long as it has none."""
 URLS = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"].get("urls", {})
 REPOSITORY = URLS.get("Repository", f"https://github.com/{UNKNOWN}").removeprefix("https://github.com/")
 """That place: the only one that says it is `[project.urls]` of pyproject.toml."""

@@ -48,7 +48,7 @@ RULE = "conv.add_to_conv.318b"
 
 
 def kernel() -> str:
-    """A norm and the product behind it, and what one block of the kernel computes that the search
+    """A norm and the product behind it, and the program of one block of the kernel that the search
     finds for them."""
     goal = taso_mirage.new_graph()
     x, w = goal.new_input(dims=(16, 256), name="X"), goal.new_input(dims=(256, 128), name="W")
@@ -106,7 +106,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 def report(picture: Path) -> None:
-    """The first screen of what `optimize --report` writes of the model of the repository."""
+    """The first screen of the report by `optimize --report` of the repository's model."""
     model = ROOT / "models" / "mini_transformer.onnx"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"

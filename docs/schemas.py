@@ -28,7 +28,7 @@ SCHEMAS: dict[str, tuple[Any, str]] = {
     "family": (family.FamilyFile, "A family of the generator: typed inputs and operators."),
 }
 READ = {"rules", "rejected", "family"}
-"""Files that people write, in which a field of another name is a mistake. What we write may have
+"""Files that people write, in which a field of another name is a mistake. Our own output may have
 more fields in a later version."""
 
 

@@ -99,8 +99,8 @@ def hard_swish(xp, x):
 
 @hard_swish.exporter
 def _(node: Node, opset: int) -> Call:
-    """Before opset 14 as the body that ONNX gives it, which ONNX Runtime makes part of a
-    convolution as well."""
+    """Write the operator before opset 14 as its ONNX function body, which ONNX Runtime also fuses
+    into a convolution."""
     if opset >= 14:
         return Call("HardSwish", node.args, {}, opset)
     (x,) = node.args
@@ -133,8 +133,8 @@ def gelu(xp, x, *, approximate: str = "none"):
 
 @gelu.exporter
 def _(node: Node, opset: int) -> Call:
-    """Before opset 20 in single precision as exporters write it, of which ONNX Runtime makes one
-    operator, with the bias before it."""
+    """Write the operator before opset 20 in single precision as exporters write it; ONNX Runtime
+    fuses this form into one operator, with the bias before it."""
     if opset >= 20:
         return Call("Gelu", node.args, dict(node.attrs), opset)
     (x,) = node.args
@@ -263,8 +263,8 @@ gelu.laws("""
         where dtype(x) == "float32"
 """)
 _FACTOR = "div(reciprocal(1.4142135381698608), 0.7071067690849304)"
-"""The factor of x / sqrt 2: in single precision it is 1 once it is computed, and the product with
-it is gone."""
+"""The factor between the two forms of x / sqrt 2. In single precision it is evaluated to 1, and the
+product with it is removed."""
 for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0.5)"):
     gelu.laws(f"""
         {_half.format("add(erf(div(x, 1.4142135381698608)), 1)")} \
@@ -272,7 +272,7 @@ for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0
             where dtype(x) == "float32"
     """)
 _POSITIVE = "value(c) > 0 and shape(c) == () and is_float(x)"
-"""The condition on a scale that goes through to the operators that it folds into."""
+"""The condition on a scale that passes through to the operators into which it folds."""
 for _scale in ("mul", "div"):
     clip.laws(f"""
         {_scale}(clip(x, d, *e), c) == clip({_scale}(x, c), {_scale}(d, c), {_scale}(*e, c))  where {_POSITIVE}

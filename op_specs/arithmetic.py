@@ -107,7 +107,7 @@ def _(numbers, below: int) -> bool:
 
 
 def product_below(numbers: Sequence[int], enough: int) -> int:
-    """The product of numbers as if none were 0, up to where it is large enough."""
+    """The product of sizes without zeros; the computation ends once it reaches `enough`."""
     found = 1
     for number in numbers:
         found *= max(number, 1)

@@ -121,8 +121,8 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
 
 
 def _precise(xp, value, like):
-    """A number with twice the digits of a dtype: kernels apply a scale to sums that have more, and
-    the product of two numbers of the dtype is such a number."""
+    """A number with twice the digits of a dtype. Kernels apply a scale to sums with more digits,
+    and the product of two numbers of the dtype has twice the digits."""
     high = float(np.asarray(value, numpy_dtype(xp.dtype(like))))
     number = xp.literal(high, like)
     return number if high == value else add(xp, number, xp.literal(value - high, like))

@@ -19,7 +19,7 @@ def batch_norm(xp, x, scale, bias, mean, variance, *, epsilon: float = 1e-5):
 
 
 def check_channels(xp, values, x) -> None:
-    """One number for each channel: no scalar, which would broadcast."""
+    """Check that there is one number for each channel; a scalar would broadcast."""
     if xp.shape(values) != (xp.shape(x)[1],):
         raise IllTyped(f"{xp.shape(values)} for the channels of {xp.shape(x)}")
 
@@ -46,7 +46,7 @@ batch_norm.example("float32[2,3]", "float32[3]", "float32[3]", "float32[3]", "fl
 batch_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", "float32[3]", "float32[3]")
 
 CHANNELS = "shape(c) in ((dim(s, 0),) + (1,) * (rank(x) - 2), (1, dim(s, 0)) + (1,) * (rank(x) - 2)) and is_weight(c)"
-"""One number for each channel, which joins the scale or the bias."""
+"""The condition of one number for each channel, which can be merged into the scale or the bias."""
 
 batch_norm.laws(f"""
     mul(batch_norm(x, s, t, m, v, **a), c) \

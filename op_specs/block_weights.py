@@ -1,5 +1,5 @@
-"""Weights of few bits in blocks with a scale and a zero each, of ONNX Runtime's own domain:
-products with them, and rows of them."""
+"""Operators of ONNX Runtime's domain on weights of few bits in blocks, each with a scale and a zero
+point: products with such weights, and gathered rows."""
 
 import numpy as np
 
@@ -97,12 +97,12 @@ def scaled(xp, x, zero, scale):
 
 
 def _unpacked(xp, packed, bits: int):
-    """Bytes as the numbers that they hold."""
+    """The numbers in packed bytes."""
     return packed if bits == 8 and xp.dtype(packed) == "uint8" else unpacked(xp, packed, bits=bits)
 
 
 def _first(xp, x, n: int):
-    """The first n columns: all, where blocks divide them."""
+    """The first n columns; all, if the block size divides n."""
     return x if xp.shape(x)[1] == n else xp.slice(x, 1, 0, n)
 
 

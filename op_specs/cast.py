@@ -1,4 +1,4 @@
-"""Changes of dtype, and the operators that change nothing when a model runs."""
+"""Changes of dtype, and operators that are the identity at run time."""
 
 from op_specs.families import each
 from taso_mirage.errors import Unsupported
@@ -20,9 +20,10 @@ DTYPES = {
     13: "uint64",
     16: "bfloat16",
 }
-"""ONNX's numbers of the dtypes that convert as C does."""
+"""ONNX's numbers of the dtypes that convert as in C."""
 FLOAT8 = {"float8_e4m3fn": 17, "float8_e5m2": 19}
-"""Dtypes that convert to floats so; converting to them is quantizing with a scale of 1."""
+"""Dtypes that convert to floats in this way; a conversion to them is a quantization with scale
+1."""
 QUANTIZED = ("float32", "float16", "bfloat16")
 """Dtypes that are quantized."""
 
@@ -60,8 +61,9 @@ def _cast(call: Call, to: str) -> Node:
 
 
 def read_saturate(call: Call) -> int:
-    """The attribute, which is 1: without it the runtime does not follow ONNX where numbers are a
-    little too large (480 becomes 448 and not NaN, and 61,440 NaN and not infinite in e5m2)."""
+    """Check the attribute, which must be 1. Otherwise the runtime deviates from ONNX for numbers
+    that are slightly too large (480 becomes 448 instead of NaN, and 61,440 becomes NaN instead of
+    infinite in e5m2)."""
     if not call.attrs.get("saturate", 1):
         raise Unsupported(f"{call.op_type} without saturation")
     return 1

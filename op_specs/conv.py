@@ -57,7 +57,7 @@ def _(call: Call):
 
 
 def windows(call: Call, sizes: Dims, kernel: Dims) -> dict[str, Ints]:
-    """Strides, pads and dilations spelled out; auto_pad becomes pads."""
+    """The attributes with explicit strides, pads and dilations; auto_pad becomes pads."""
     ones = (1,) * len(kernel)
     strides, dilations = (tuple(call.attrs.get(name, ones)) for name in ("strides", "dilations"))
     auto = call.attrs.get("auto_pad", "NOTSET")
@@ -73,7 +73,7 @@ def windows(call: Call, sizes: Dims, kernel: Dims) -> dict[str, Ints]:
 
 
 def _same(n, kernel: int, stride: int, dilation: int) -> int:
-    """How much padding gives ceil(n / stride) positions."""
+    """The padding that gives ceil(n / stride) positions."""
     span = (kernel - 1) * dilation + 1
     if stride == 1:
         return span - 1
@@ -111,8 +111,8 @@ def _(node, data, margin):
 
 @conv.traits.restriction
 def _(inner, node, box):
-    """Pads become an explicit `pad` of the cut operand, so that corrections at different borders
-    have one shape."""
+    """Restrict a convolution to a box. Pads become an explicit `pad` of the cut operand, so that
+    corrections at different borders have one shape."""
     x, w, *bias = node.args
     groups, rows = node.attr("group"), box[1]
     out, each = sizes(w)[0] // groups, sizes(w)[1]

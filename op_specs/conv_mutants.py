@@ -1,6 +1,6 @@
 """Mutants of convolutions (PET, OSDI'21, sections 3 and 4): compound steps around one.
 
-None of them claims anything: `taso_mirage.search.partial` finds out where they are right.
+Mutants claim no equality; `taso_mirage.search.partial` determines where they are right.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def _into_batch(x: Node, f: int, axis: int) -> Node:
 
 
 def _batch_into_space(axis: int, node: Node) -> Iterator[Node]:
-    """Images beside each other along an axis, all of the batch or in twos.
+    """The images of a batch side by side along an axis, all or in pairs.
 
-    Wrong at the seams if a window reaches over them; with zeros between the images it reaches
-    nothing.
+    The result is wrong at the seams if a window extends over them, unless there are zeros between
+    the images.
     """
     for conv in _convs(node):
         n, at = conv.out[0], axis - 2
@@ -117,8 +117,8 @@ def _batch_into_space(axis: int, node: Node) -> Iterator[Node]:
 
 
 def _space_into_batch(axis: int, node: Node) -> Iterator[Node]:
-    """An image as two or four tiles: with pads of their own they are wrong at the seams, cut with
-    the rows that their windows see they overlap."""
+    """An image as two or four tiles. Tiles with their own pads are wrong at the seams; tiles that
+    include all rows that their windows read overlap."""
     for conv in _convs(node):
         at = axis - 2
         for f in (2, 4) if at < len(conv.kernel) else ():
@@ -149,7 +149,7 @@ for _axis in (2, 3, 4):
 
 @convolution.traits.mutant("dilated to dense")
 def _(node: Node) -> Iterator[Node]:
-    """Every d-th row and column is an image of its own, whose kernel is dense."""
+    """A dilated convolution as dense ones: every d-th row and column form an image."""
     conv = next(_convs(node, 2), None)
     if conv is None or conv.dilations == (1, 1) or conv.strides != (1, 1):
         return
@@ -169,7 +169,8 @@ def _(node: Node) -> Iterator[Node]:
 
 @convolution.traits.mutant("strided to dense")
 def _(node: Node) -> Iterator[Node]:
-    """Every position, of which the slice takes some; with a kernel of 1 the slice comes first."""
+    """A strided convolution as a dense one at every position, followed by a slice; with a kernel of
+    1 the slice comes first."""
     for conv in _convs(node):
         ones = (1,) * len(conv.strides)
         if conv.kernel == ones and not any(conv.pads):
@@ -204,7 +205,7 @@ def _(node: Node) -> Iterator[Node]:
 
 @convolution.traits.mutant("fewer groups")
 def _(node: Node) -> Iterator[Node]:
-    """Neighbouring groups as one, whose weights are 0 across: in twos, fours, and all."""
+    """Neighbouring groups merged in pairs, in fours, or all, with zero weights across groups."""
     conv = Conv.of(node)
     for m in dict.fromkeys((2, 4, conv.group if conv else 1)):
         if conv is None or m == 1 or conv.group % m:
@@ -217,7 +218,7 @@ def _(node: Node) -> Iterator[Node]:
 
 @convolution.traits.mutant("more groups")
 def _(node: Node) -> Iterator[Node]:
-    """The blocks on the diagonal alone, where weights are computed and so may be 0 elsewhere."""
+    """The diagonal blocks of weights, for computed weights that are zero elsewhere."""
     conv = Conv.of(node)
     for m in (2, 4, 8, 16, 32):
         if conv is None or conv.w.op in (*LEAVES, "constant") or sizes(conv.w)[1] % m or sizes(conv.w)[0] % m:
@@ -250,8 +251,8 @@ def _(node: Node) -> Iterator[Node]:
 
 @concat.traits.mutant("parallel to grouped", of=convolution.name)
 def _(node: Node) -> Iterator[Node]:
-    """Convolutions beside each other as one with groups, or dense over one input; smaller kernels
-    have zeros around them."""
+    """Parallel convolutions as one with groups, or as a dense one over one input; smaller kernels
+    are padded with zeros."""
     if node.attr("axis") != 1:
         return
     convs = [c for c in map(Conv.of, node.args) if c is not None]
@@ -270,8 +271,8 @@ def _(node: Node) -> Iterator[Node]:
 
 
 def _widened(conv: Conv, other: Conv) -> Node | None:
-    """The kernel with zeros around it, as large as another's and with its pads; None if that cannot
-    be."""
+    """The kernel padded with zeros to the size and pads of another one; None if that is not
+    possible."""
     around = [q - p for p, q in zip(conv.pads, other.pads, strict=True)]
     fits = all(k + a + b == m for k, a, b, m in zip(conv.kernel, around[:2], around[2:], other.kernel, strict=True))
     if min(around) < 0 or not fits or conv.dilations != other.dilations:

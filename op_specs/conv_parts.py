@@ -1,11 +1,12 @@
-"""Parts of a convolution's channels as convolutions of their own (YOLO splits its concatenations
-again): a runtime that keeps a layout of its own between convolutions has no Split in it."""
+"""A split of a convolution's channels as separate convolutions (YOLO splits its concatenations
+again). A runtime that keeps its own layout between convolutions has no Split in that layout."""
 
 from op_specs.microsoft import quick_gelu
 from op_specs.split import split
 
 ACTIVATIONS = {"": "", "relu": "", quick_gelu.name: ", **e"}
-"""Operators that may stand between, with the text that captures their attributes."""
+"""Operators that may be between the convolution and the split, with the text that captures their
+attributes."""
 PARTS = 2
 
 

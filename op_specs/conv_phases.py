@@ -1,9 +1,9 @@
-"""Convolutions of few filters as ones of more: each filter, shifted along the rows, is a filter for
-each phase of the columns.
+"""Convolutions with few filters as convolutions with more filters: each filter, shifted along the
+rows, is a filter for each phase of the columns.
 
-A runtime computes a block of filters at once (ONNX Runtime 8 or 16): with three of them most of
-that is padding. P shifted copies of every filter, with a stride of P along the rows, give the same
-results, and rows of k weights become rows of k + P - 1.
+A runtime computes a block of filters at once (ONNX Runtime 8 or 16), so with three filters most of
+the block is padding. P shifted copies of every filter, with a stride of P along the rows, give the
+same results, and rows of k weights become rows of k + P - 1.
 """
 
 from op_specs.conv import conv

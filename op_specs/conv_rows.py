@@ -1,6 +1,6 @@
-"""Convolutions of lines as convolutions of images of one row, for which runtimes have more ways:
-ONNX Runtime has a blocked layout of images alone. It multiplies groups of lines one after the
-other, so that groups mostly pay."""
+"""1-D convolutions as 2-D convolutions of height 1, for which runtimes have faster implementations:
+ONNX Runtime's blocked layout is for images only. It computes groups of 1-D convolutions one after
+the other, so the rewrite mostly gains for groups."""
 
 from op_specs.conv import conv
 

@@ -1,6 +1,6 @@
-"""Transposed convolutions with stride 2 as plain ones of four times as many channels, which are the
-pixels of blocks of two by two (Shi et al., arXiv:1609.07009): a runtime that keeps a layout of its
-own between convolutions has it for these alone."""
+"""Transposed convolutions with stride 2 as plain ones with four times as many channels, which are
+the pixels of 2 x 2 blocks (Shi et al., arXiv:1609.07009). A runtime that keeps its own layout
+between convolutions has it only for plain ones."""
 
 from op_specs.conv_transpose import conv_transpose
 
@@ -8,12 +8,12 @@ STRIDE = 2
 
 
 def taps(size: str) -> str:
-    """How many pixels a result sees along an axis of the kernel."""
+    """The number of pixels along an axis of the kernel on which a result depends."""
     return f"(({size} + {STRIDE - 1}) // {STRIDE})"
 
 
 def rest(size: str) -> str:
-    """By how many zeros the kernel is longer then."""
+    """The number of zeros by which the kernel is extended."""
     return f"{taps(size)} * {STRIDE} - {size}"
 
 

@@ -1,5 +1,5 @@
-"""Transposed convolutions with stride 1 as plain ones, whose kernels are turned by half a circle:
-there are no zeros between neighbours that a runtime would have to leave out."""
+"""Transposed convolutions with stride 1 as plain ones with kernels rotated by 180 degrees; with
+stride 1 there are no zeros between neighbours that a runtime would have to skip."""
 
 from op_specs.conv_transpose import conv_transpose
 
@@ -8,7 +8,7 @@ SWAPPED = (
     "shape=(g * dim(w, 1), dim(w, 0) // g) + shape(w)[2:])"
 )
 TURNED = f"slice({SWAPPED}, starts=minus(shape(w)[2:], s), ends=(-1,) * len(s), axes=iota(rank(w))[2:], steps=(-1,) * len(s))"
-"""A kernel (g*c, o, ...) as one of (g*o, c, ...), turned; s are strides of 1."""
+"""A kernel (g*c, o, ...) as a rotated one (g*o, c, ...); s are strides of 1."""
 REACH = "times(minus(shape(w)[2:], s), d)"
 
 conv_transpose.laws(

@@ -1,5 +1,5 @@
-"""Convolutions of enlarged images as transposed ones of the images themselves: where each pixel is
-repeated f times, f neighbours of a kernel see the same one, so their sum does.
+"""Convolutions of enlarged images as transposed convolutions of the original images: if each pixel
+is repeated f times, f neighbours of a kernel read the same pixel, so their sum can be applied once.
 
 A kernel of k by k over an image that is twice as large costs k * k products for each result; the
 transposed one costs as many as ceil((k + 1) / 2) squared (Shi et al., arXiv:1609.07009).
@@ -27,10 +27,10 @@ conv.laws(f"""
 
 
 LARGER = ("(dim(w, 2) + 1)", "(dim(w, 3) + 1)")
-"""The sizes of that kernel where images are enlarged twofold."""
+"""The sizes of that kernel for images that are enlarged twofold."""
 ENDS = ", ".join(f"2 * dim(x, {i + 2}) + p[{i + 2}]" for i in (0, 1))
 
-# What this law and the one of transposed convolutions with stride 2 say, for all places at once.
+# This law and the law of transposed convolutions with stride 2, for all places at once.
 conv.laws(
     f"""
     conv(resize(x, factors=f), w, *b, strides=s, pads=p, dilations=s, group=g) \

@@ -1,5 +1,4 @@
-"""Families of operators that the laws of the layout operators speak of (no operators of its
-own)."""
+"""Families of operators for the laws of the layout operators; this module defines no operators."""
 
 ELEMENTWISE = ("relu", "sigmoid", "tanh", "erf", "gelu", "exp", "sqrt", "neg", "leaky_relu", "softplus", "hard_swish")
 """Functions of one operand, element by element; their attributes, if any, are captured by `**a`."""

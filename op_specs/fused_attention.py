@@ -163,11 +163,11 @@ FEWER_HEADS = "s: (j, x, 2*i, l), t: (j, y, i, l), u: (j, y, i, l), "
 FEWER_HEADS += "f: (j, i, 2, y, l), e: (j, i, 2, y, l), r: (j, 2*i, y, l), o: (j, x, 2*i*l)"
 """Typings of the laws, in letters."""
 UNGUARDED, MASKED, UNMASKED = "unguarded", "guarded, with a mask", "guarded, without a mask"
-"""Whether the softmax is guarded against rows that are not a number."""
+"""Whether the softmax is guarded against NaN rows."""
 
 
 def _once_repeated(x: str, split: str, wide: str) -> str:
-    """Heads repeated before they move in front."""
+    """Heads that are repeated before they become the leading axis."""
     kept = f"reshape({x}, shape={split}[:3] + (1, {split}[3]))"
     grown = f"expand({kept}, shape=({split}[0], {split}[1], {split}[2], {wide}[2], {split}[3]))"
     return f"reshape({grown}, shape=({split}[0], {split}[1], s[2] * {split}[3]))"

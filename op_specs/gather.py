@@ -113,7 +113,7 @@ gather.laws("""
         == slice(x, starts=(value(c),), ends=(value(c) + 1,), axes=(k,), steps=(1,)) \
         where rank(c) == 0
 """)
-# Queries, keys and values of one product, as PyTorch parts them.
+# Queries, keys and values of one product, as PyTorch separates them.
 gather.laws("""
     gather(transpose(reshape(x, shape=s), perm=(2, 0, 1, 3)), c, axis=0) \
         == slice(x, starts=(value(c) * s[3],), ends=(value(c) * s[3] + s[3],), axes=(2,), steps=(1,)) \

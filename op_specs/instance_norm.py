@@ -43,7 +43,7 @@ instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01
 group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
 group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)
 
-# The rest of the mean of a term without one.
+# The mean of a normalized image is its shift.
 instance_norm.laws("""
     reduce_mean(instance_norm(x, s, t, **a), axes=i, keepdims=0) \
         == expand(t, shape=(dim(x, 0), dim(x, 1))) \
@@ -56,7 +56,7 @@ instance_norm.laws("""
         where i == iota(rank(x))[1:]
     given x: (n, c, h), s: (c), t: (c) | i: (1, 2), a: {epsilon: 0.01}
 """)
-# A scale goes into the norm's own.
+# A scale is merged into the scale of the norm.
 for _scale in ("mul", "div"):
     instance_norm.laws(f"""
         {_scale}(instance_norm(x, s, t, **a), c) \

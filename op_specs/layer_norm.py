@@ -55,7 +55,7 @@ def _scaled(xp, normal, scale, bias=None):
 
 
 def _body(node: Node, wide: Node, centred: Node) -> Node:
-    """Nodes of which ONNX Runtime makes one: the operator before there was one of that name."""
+    """Write the operator, for opsets without it, as nodes that ONNX Runtime fuses into one."""
     x, scale, *_ = node.args
     axes = tuple(range(node.attr("axis"), len(x.shape)))
     # In float64 ONNX Runtime would make one, too, but reads epsilon as if it was a float32.

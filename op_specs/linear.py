@@ -1,4 +1,5 @@
-"""A product with a weight that lies as it is read: only kernels for the CPU have it."""
+"""A product with a weight that is stored in the order of its use; only kernels for the CPU have
+it."""
 
 from op_specs.arithmetic import add
 from op_specs.block_weights import matmul_nbits

@@ -1,5 +1,5 @@
-"""Means of windows over the results of products and convolutions: a linear operator takes the means
-of its weights instead, and has as few results as the windows."""
+"""Means of windows over the results of products and convolutions: a linear operator uses the means
+of its weights instead, and has only as many results as there are windows."""
 
 from op_specs.pool import average_pool
 

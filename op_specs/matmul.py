@@ -21,7 +21,7 @@ def matmul(xp, a, b):
 
 @matmul.traits.batching
 def _(node) -> bool:
-    """Rows; of a product with a matrix."""
+    """Whether a term is a product of rows with a matrix."""
     return len(sizes(node.args[1])) == 2 < 1 + len(sizes(node))
 
 
@@ -140,7 +140,7 @@ matmul.laws("""
         == matmul(concat(x, y, axis=i), w) \
         where rank(w) == 2 and i < rank(x) - 1
 """)
-# What features are normalized by goes into the first layer.
+# The normalization of features is merged into the first layer.
 matmul.laws("""
     add(matmul(add(x, c), w), d) \
         == add(matmul(x, w), add(d, matmul(c, w))) \

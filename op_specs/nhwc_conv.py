@@ -1,7 +1,7 @@
 """Convolution with channels last: the operator by which a part of a model takes that layout on a
 GPU (`com.microsoft` domain).
 
-ONNX Runtime's CUDA provider has it. As a target's option (`prefer_nhwc`) the layout is one for all
+ONNX Runtime's CUDA provider has it. The target's option `prefer_nhwc` selects the layout for all
 convolutions of a model.
 """
 

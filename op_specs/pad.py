@@ -116,7 +116,7 @@ def _(node, opset: int) -> Call:
 
 @pad.traits.margins
 def _(node):
-    """Where the border is not read again."""
+    """The margin of a padding with one value; None if the padding repeats the border."""
     if node.attr("mode") != "constant":
         return None
     pads, rank = node.attr("pads"), node.tensor.rank

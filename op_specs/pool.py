@@ -92,7 +92,7 @@ def _reach(n, kernel: int, stride: int, low: int, high: int, dilation: int) -> i
 
 
 def _checked(attrs: dict) -> dict:
-    """ONNX asks that a window is never all padding: pads below the kernel."""
+    """Check ONNX's requirement that no window is only padding: pads are smaller than the kernel."""
     if any(p < 0 or p >= k for p, k in zip(attrs["pads"], attrs["kernel"] * 2, strict=True)):
         raise Unsupported(f"pads {attrs['pads']} for the kernel {attrs['kernel']}")
     return attrs
@@ -176,8 +176,8 @@ def _(node, opset: int) -> Call:
 
 @average_pool.traits.restriction
 def _(inner, node, box):
-    """Pads stay pads: whether they count is the operator's affair. The attribute `extra` is
-    kept."""
+    """Restrict a mean. Pads stay pads, because the operator decides whether they count; the
+    attribute `extra` is kept."""
     attrs = dict(node.attrs)
     n = len(attrs["kernel"])
     around, low, high = seen(node, box, attrs["kernel"])

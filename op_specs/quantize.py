@@ -37,7 +37,7 @@ DTYPES_SINCE = {
 }
 """The opsets from which they are quantized, or are quantized dtypes."""
 DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
-"""Attributes that are left out where they say nothing."""
+"""Attributes that are omitted if they have no effect."""
 
 
 @op(onnx="QuantizeLinear", since=10, quantized=True, decides=True)
@@ -239,7 +239,7 @@ def _places(call: Call) -> dict[str, int]:
 
 
 def _written(op_: Op, since: dict[str, int]) -> None:
-    """Writing with those attributes alone that say something, which begin at some opset."""
+    """Write only the attributes with an effect, which exist from some opset on."""
 
     @op_.exporter
     def _(node: Node, opset: int) -> Call:

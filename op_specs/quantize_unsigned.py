@@ -1,8 +1,9 @@
-"""Activations in int8 as uint8 with a zero that is 128 higher: the same floats.
+"""Activations in int8 as uint8 with a zero point that is 128 higher, which represent the same
+floats.
 
-On x86 ONNX Runtime multiplies uint8 by int8. It makes such numbers of activations in int8 itself,
-but not of those that several operators read (a shortcut), and then the convolutions around them run
-in floats. One change of several around an operator gains nothing.
+On x86 ONNX Runtime multiplies uint8 by int8. It converts int8 activations itself, except those that
+several operators read (a shortcut); then the convolutions around them run in floats. Changing only
+one of several activations of an operator gains nothing.
 """
 
 from op_specs.quantize import dequantize

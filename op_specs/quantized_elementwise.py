@@ -1,5 +1,5 @@
-"""Sums, functions, pools and joins of quantized numbers, of ONNX Runtime's own domain: functions of
-the numbers that the operands stand for, quantized.
+"""Sums, functions, pools and concatenations of quantized numbers, of ONNX Runtime's domain: the
+results are quantized functions of the numbers that the operands represent.
 
 ONNX Runtime computes functions of one operand by a table of all 256 results, a sum with scales that
 it divides by that of the result first, and a mean or a softmax from sums of integers. A result may

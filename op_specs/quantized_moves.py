@@ -1,9 +1,9 @@
-"""Laws that move quantizing and dequantizing through other operators, bit by bit, and cancel the
-two.
+"""Laws that move quantization and dequantization through other operators, bit by bit, and cancel
+pairs of them.
 
-A law stands here only if both sides have the same bits in single precision: elements that only
-move, a maximum (both are increasing where the scale is positive), numbers that rounding keeps. An
-equality over the reals alone (a factor that goes into a scale, a sum that is quantized) would turn
+Both sides of each law have the same bits in single precision: elements that only move, a maximum
+(both are increasing if the scale is positive), numbers that rounding preserves. An equality over
+the reals alone (a factor that is merged into a scale, a sum that is quantized) would change
 roundings, and is no law.
 """
 
@@ -11,7 +11,7 @@ from op_specs.families import each
 from op_specs.quantize import quantize
 
 PARTS = 3
-"""The number of parts of a split up to which there are laws."""
+"""The largest number of parts of a split for which there are laws."""
 _ONE = "size(s) == 1 and size(z) == 1"
 _AXIS = "size(s) > 1 and rank(s) == 1"
 _UP = "value(s) > 0"
@@ -30,7 +30,7 @@ def _through(before: str, after: str, guard: str) -> None:
     quantize.laws(each(WAYS, f"{before} == {after}  where {guard}"))
 
 
-# what has one scale and zero for all elements moves through what only moves elements
+# a quantizer with one scale and zero point moves through operators that only move elements
 for _moved in (
     "transpose(@, perm=p)",
     "reshape(@, shape=t)",
@@ -41,7 +41,7 @@ for _moved in (
     *(f"item(split(@, axis=i, split=t), index={k})" for k in range(PARTS)),
 ):
     _inside, _outside = f"f({_moved.replace('@', 'x')}, s, *z, **a)", _moved.replace("@", "f(x, s, *z, **a)")
-    if _moved.startswith("gather"):  # rows are taken of the integers: a table is not dequantized at each run
+    if _moved.startswith("gather"):  # rows are gathered as integers, so the table is not dequantized in each run
         quantize.laws(each(WAYS[:1], f"{_inside} == {_outside}  where {_ONE}"))
         quantize.laws(each(WAYS[1:], f"{_outside} == {_inside}  where {_ONE}"))
     else:
@@ -53,7 +53,7 @@ for _names in ("xy", "xyw"):
     _each = ", ".join(f"f({n}, s, *z, **a)" for n in _names)
     _through(f"concat({_each}, axis=i)", f"f(concat({', '.join(_names)}, axis=i), s, *z, **a)", _ONE)
 
-# one for each position of an axis moves with it
+# scales along an axis move with the axis
 _through("f(transpose(x, perm=p), s, *z, axis=i, **a)", "transpose(f(x, s, *z, axis=p[i], **a), perm=p)", _AXIS)
 _through(
     "transpose(f(x, s, *z, axis=i, **a), perm=p)", "f(transpose(x, perm=p), s, *z, axis=inverse(p)[i], **a)", _AXIS
@@ -67,7 +67,7 @@ for _way, _dtypes in zip(WAYS, (("float32", "uint8", "saturate: 1, "), ("uint8",
             | t: (n, c, h*k), i: 1, a: {{{_dtypes[2]}block_size: 0, dtype: '{_dtypes[1]}'}}
     """)
 
-# zeros are what 0 is
+# padding with 0 is padding with the zero point
 quantize.laws("""
     pad(dequantize(x, s, z, **a), pads=p) == dequantize(pad(x, pads=p, value=value(z)), s, z, **a)  where is_constant(z)
     given x: int8 (m, n), s: (), z: int8 () | p: (0, 1, 1, 0), a: {dtype: 'float32', axis: 1, block_size: 0}

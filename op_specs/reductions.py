@@ -11,8 +11,8 @@ from taso_mirage.operators.slicing import sizes
 
 
 def kept(keepdims: int) -> bool:
-    """Whether folded axes stay as dims of 1. ONNX has 0 and 1; of other numbers the runtime drops
-    them."""
+    """Whether folded axes stay as dims of 1. ONNX defines 0 and 1; for other numbers the runtime
+    removes the axes."""
     if keepdims not in (0, 1):
         raise IllTyped(f"keepdims is {keepdims}; it is 0 or 1")
     return bool(keepdims)

@@ -13,7 +13,7 @@ from taso_mirage.ir.terms import ABSENT, constant
 from taso_mirage.operators.ops import Call, Ints, extents, op
 
 EXACT = 1 << 24
-"""Up to here single precision has all integers."""
+"""The largest integer up to which single precision represents all integers."""
 
 
 @op(onnx="Resize", since=10)

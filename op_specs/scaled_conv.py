@@ -1,8 +1,8 @@
-"""Scales and shifts beside a convolution go into its weights and bias, where they are one number of
-any rank, or stand before it: learned affine blocks, and the normalization of an image.
+"""Scales and shifts next to a convolution are merged into its weights and bias, if they are one
+number of any rank, or precede it: learned affine blocks, and the normalization of an image.
 
-A shift before a convolution is one of its results only where nothing is padded: the zeros of a
-padding are not shifted.
+A shift before a convolution is a shift of its results only without padding, because the zeros of
+the padding are not shifted.
 """
 
 from op_specs.arithmetic import add, div, mul, sub

@@ -127,8 +127,8 @@ def _floats(call: Call):
 
 
 def _as_float(v: Dim, dtype: str):
-    """A bound of a range of floats, which count only as far as their digits: so the written range
-    counts as the one that was read."""
+    """A bound of a range of floats within the digits of its type, so that the written range has as
+    many elements as the one that was read."""
     return cast.term(extents([v], scalar=True), to=dtype) if isinstance(v, Symbolic) else constant(float(v), dtype)
 
 

@@ -7,8 +7,8 @@ from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
 from taso_mirage.operators.slicing import whole
 
 UNBOUNDED = 10**9
-"""The least number that exporters write for "to the end": no tensor that a model slices has so many
-positions along a free dim."""
+"""The smallest number that exporters write for "to the end"; no free dim of a sliced tensor has so
+many positions."""
 
 
 @op(onnx="Slice", since=1)

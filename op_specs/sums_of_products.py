@@ -51,7 +51,8 @@ def _length(axis: int) -> str:
 
 
 def _of_all_positions(axes: tuple[int, ...]) -> str:
-    """Nothing is cut off: each element of the data meets each tap of the kernel once."""
+    """The condition that nothing is cut off: each element of the data is multiplied with each tap
+    of the kernel once."""
     here = ", ".join(f"dim(x, {a})" for a in axes)
     more = ", ".join(f"{_length(a)} - dim(x, {a})" for a in axes)
     every, zeros = tuple(range(len(axes))), (0,) * len(axes)

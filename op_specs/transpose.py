@@ -86,7 +86,7 @@ transpose.laws(
 """,
     last=True,
 )
-# What PyTorch writes for its module of attention, whose heads and batch are one dim.
+# The form of PyTorch's attention module, with heads and batch in one dim.
 transpose.laws("""
     squeeze(transpose(unsqueeze(x, axes=i), perm=p), axes=j) \
         == transpose(x, perm=without(at(iota(rank(x))[:i[0]] + (0,) + iota(rank(x))[i[0]:], p), j[0])) \
@@ -111,7 +111,7 @@ transpose.laws("""
             s[1] == dim(x, 1) * dim(x, 3)
     given x: (m, h, n, d), w: (h*d, k), b: (k) | s: (m*n, h*d), t: (n, m, k), a: {alpha: 1.0, beta: 1.0, transB: 0}
 """)
-# What is computed with channels last, as TensorFlow does, between convolutions.
+# Operators between convolutions with channels last, as TensorFlow writes them.
 WITH_WEIGHT = "transpose(reshape(c, shape=(1,) * (rank(x) - rank(c)) + shape(c)), perm=inverse(p))"
 transpose.laws(
     each(

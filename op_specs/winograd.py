@@ -1,7 +1,7 @@
 """A convolution by Winograd's minimal filtering (Lavin and Gray, CVPR'16, section 4.1): only
 kernels for the CPU have it.
 
-Where an element of the data is infinite or no number, all results of its tiles are no numbers.
+If an element of the data is infinite or NaN, all results of its tiles are NaN.
 """
 
 from fractions import Fraction
@@ -94,7 +94,8 @@ def _product(roots: list[Fraction]) -> list[Fraction]:
 
 
 def _matrix(xp, rows: list[list[Fraction]], like):
-    """Integers over integers, all of which a float has, so that no meaning rounds without need."""
+    """Quotients of integers that floats represent exactly, so that no meaning rounds
+    unnecessarily."""
     above, below = ([[getattr(each, part) for each in row] for row in rows] for part in ("numerator", "denominator"))
     return xp.div(*(xp.constant(Literal.of(np.array(part, xp.dtype(like)))) for part in (above, below)))
 

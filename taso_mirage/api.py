@@ -227,7 +227,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
         near = get_close_matches(name, Options.__dataclass_fields__, 1)
         raise InvalidOption(f"no option is called {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
     name = given.get("effort", "default")
-    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the options report the error
+    effort = effort_named(name) if isinstance(name, str) else USUAL_EFFORT  # the check of the options reports the error
     return Options(**{**effort.options, **given})
 
 

@@ -23,13 +23,12 @@ from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
 from taso_mirage.onnx_io.files import data_beside, files_of
 from taso_mirage.report.data import or_null
-from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
-from taso_mirage.system.terminal import plural
+from taso_mirage.system.terminal import duration, plural
 from taso_mirage.system.toml import read_json
 from taso_mirage.version import __version__
 
@@ -115,7 +114,7 @@ class Folder:
         except InvalidOption:
             if not self.output.is_dir():
                 raise
-            with locked(self.output):  # another run may be writing: that is said then
+            with locked(self.output):  # another run may be writing, which is reported then
                 self._look()
 
     def _asked(self) -> api.Options:
@@ -235,7 +234,7 @@ class Folder:
             read = self._readable(name)
             result = self._optimized(name, heard)
             row = self._row_of(name, result, stop) | {"read": read}
-        except Exception as error:  # a bug, too: it must not cost the other models
+        except Exception as error:  # also a bug, which must not stop the other models
             row = self._failed(name, read, error)
         row["seconds"] = self.clock() - begun
         self.rows[name] = row

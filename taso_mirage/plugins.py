@@ -43,7 +43,7 @@ class Plugin:
         """
         try:
             return self.point.load()
-        except (Exception, SystemExit) as error:  # one that ends the process would end it without a word
+        except (Exception, SystemExit) as error:  # code that ends the process would end it without a message
             raise self.refused(f"cannot be imported: {type(error).__name__}: {error}") from error
 
     def folder(self) -> Path:

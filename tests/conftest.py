@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))  # for `models`, which is not part of the package
 sys.path.insert(1, str(ROOT / "tests" / "harness"))
 sys.path += [str(file.parent) for file in sorted({f.parent: f for f in ROOT.glob("tests/*/test_*.py")}.values())]
 
-# Workers, and the processes that tests start, read what the first of them has compiled, whatever
-# the environment says: to compile it is a third of the time in which a command starts, and half of
-# that in which tests are collected.
+# Workers, and the processes that tests start, read the bytecode that the first of them has
+# compiled, whatever the environment says: to compile it is a third of the time in which a command
+# starts, and half of that in which tests are collected.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -27,6 +27,9 @@ LEANING = re.compile(
     r"|Also|Else|So|And|But|Or|Nor|Neither|There|Others)\b"
 )
 """Beginnings of docstrings that need their neighbour."""
+WHAT = re.compile(r"\bwhat(ever)?\b", re.IGNORECASE)
+PARTICIPLE = re.compile(r"_*(?!need|feed|seed|speed|embed|exceed|shed|bed)[a-z]+ed(_|$)")
+"""Names of functions that begin with a participle, such as `joined_of`."""
 PAGE_WORDS, FILE_LINES = 1500, 400
 
 
@@ -67,18 +70,22 @@ def folder(tree: Tree, module: str) -> str:
     return parts[1] if len(parts) > 2 or module in tree.packages - {PACKAGE} else TOP
 
 
-def functions(tree: Tree) -> list[int]:
-    """The lines of every function."""
+def functions(tree: Tree) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function, methods among them."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    every = [node for each in tree.trees.values() for node in ast.walk(each) if isinstance(node, kinds)]
-    return sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in every)
+    return [node for each in tree.trees.values() for node in ast.walk(each) if isinstance(node, kinds)]
 
 
-def leaning(tree: Tree) -> int:
-    """How many docstrings of modules, classes and functions begin without their subject."""
+def lengths(tree: Tree) -> list[int]:
+    """The lines of every function."""
+    return sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions(tree))
+
+
+def docstrings(tree: Tree) -> list[str]:
+    """The docstrings of modules, classes and functions."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     every = (node for each in tree.trees.values() for node in ast.walk(each) if isinstance(node, kinds))
-    return sum(LEANING.match(ast.get_docstring(node) or "") is not None for node in every)
+    return [ast.get_docstring(node) or "" for node in every]
 
 
 def mutual(tree: Tree) -> int:
@@ -94,7 +101,7 @@ def counts(root: Path) -> Mapping[str, object]:
     for name, lines in tree.lines.items():
         by_folder[folder(tree, name)] += lines
     names = Counter(name.split(".")[-1] for name in tree.trees if name.count(".") > 1)
-    long = functions(tree)
+    long, texts = lengths(tree), docstrings(tree)
     pages = [len(page.read_text().split()) for page in (root / "docs").rglob("*.md")]
     found |= {f"lines of {name}": by_folder[name] for name in sorted(by_folder)}
     found["lines of Python in the package"] = sum(tree.lines.values())
@@ -103,7 +110,9 @@ def counts(root: Path) -> Mapping[str, object]:
     found["lines of a function: median, 90 %, most"] = f"{median(long):.0f}, {long[len(long) * 9 // 10]}, {long[-1]}"
     found["module names in several folders"] = sum(n > 1 for n in names.values())
     found["pairs of folders that import each other"] = mutual(tree)
-    found["docstrings that begin without their subject"] = leaning(tree)
+    found["docstrings that begin without their subject"] = sum(LEANING.match(each) is not None for each in texts)
+    found["docstrings with a clause of what"] = sum(WHAT.search(each) is not None for each in texts)
+    found["functions named by a participle"] = sum(PARTICIPLE.match(each.name) is not None for each in functions(tree))
     found[f"pages of more than {PAGE_WORDS} words"] = sum(n > PAGE_WORDS for n in pages)
     found["words of the longest page"] = max(pages)
     return found

@@ -26,7 +26,7 @@ def is_whole_suite(config: pytest.Config) -> bool:
 
 
 def key(item: pytest.Item, node: pytest.Node, mark: pytest.Mark) -> tuple[int, str]:
-    """The name of what has a day by a mark at a node (a test, a function or a file), and the mark's
+    """The name of the node (a test, a function or a file) whose mark gives it a day, and the mark's
     number of days."""
     if mark.kwargs.get("together", False):
         file = item.getparent(pytest.Module)

@@ -15,8 +15,9 @@ graph.mark_output(graph.matmul(graph.rms_norm(x), w))
 print(show_graph(graph.graph()))
 
 # %% [markdown]
-# The search finds muGraphs: how the work is cut into blocks, what each block loads, loops over and
-# keeps. All are verified; the fastest by an analytic model of an H100 comes first.
+# The search finds muGraphs. A muGraph says how the work is cut into blocks, and which values each
+# block loads, loops over and keeps. All are verified; the fastest by an analytic model of an H100
+# comes first.
 
 # %%
 found = graph.superoptimize(best=3)
@@ -25,8 +26,8 @@ for each in found:
     print(f"{each.seconds * 1e6:.1f} us predicted: {', then '.join(kernels)}")
 
 # %% [markdown]
-# This is what one block of the best one computes. The division by the root stands *behind* the
-# product: the mean of the squares is only known after the loop, so it moved there.
+# This is the program of one block of the fastest. The division by the root is *behind* the product:
+# the mean of the squares is only known after the loop, so the division moved there.
 
 # %%
 print(show_graph(found[0].graph))

@@ -38,8 +38,8 @@ for each in result.explanations[:3]:
 print(result.timing or result.kept)
 
 # %% [markdown]
-# Rules are values. Without those that make attention one operator, less is found. (`measure=False`
-# decides by a roofline, so that this hangs on no other work of the machine.)
+# Rules are values. Without the rules that make attention one operator, the search finds less.
+# (`measure=False` decides by a roofline, so other work of the machine has no effect on this result.)
 
 # %%
 plain = taso_mirage.rules() - "multi_head_attention.*"

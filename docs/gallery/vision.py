@@ -20,9 +20,9 @@ model = models.build("light_squeezenet")
 print(len(model.graph.node), "nodes")
 
 # %% [markdown]
-# `optimize` takes a model and returns one. With `return_result` it also says what it did. 15
-# seconds are few: give your own models the usual 60, or more. Where nothing is clearly faster, or
-# the machine is busy, the model that comes back is the one that went in, and `kept` says why.
+# `optimize` takes a model and returns one. With `return_result` it also returns a report. 15 seconds
+# are few: give your own models the usual 60, or more. If no model is clearly faster, or the machine
+# is busy, `optimize` returns the original, and `kept` says why.
 
 # %%
 faster, result = taso_mirage.optimize(model, budget=15, return_result=True)
@@ -30,15 +30,15 @@ print(len(faster.graph.node), "nodes")
 print("changed:", result.changed, result.kept or "")
 
 # %% [markdown]
-# What was applied, by the names of the equations, and in how many places:
+# The names of the applied equations, and the number of places of each:
 
 # %%
 for name, count in result.equations.items():
     print(f"{count:4}  {name}")
 
 # %% [markdown]
-# Every output was compared with a float64 evaluation of the original. `bound` is what the criterion
-# allows there.
+# Every output was compared with a float64 evaluation of the original. `bound` is the largest error
+# that the criterion allows there.
 
 # %%
 for each in result.differences:

@@ -18,7 +18,7 @@ RANGES = {"tanh": (-1, 1), "erf": (-1, 1), "sin": (-1, 1), "cos": (-1, 1), "sqrt
 
 def solved(p: Poly, dtype: str) -> bool:
     """Whether p is 0 for all values of its atoms."""
-    import z3  # here: it takes a while
+    import z3  # imported here, because the import is slow
 
     spend(100)
     solver = z3.Solver()

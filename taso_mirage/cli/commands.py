@@ -180,9 +180,9 @@ def main(began: float | None = None) -> None:
         try:
             app(obj=time.monotonic() if began is None else began)
         except SystemExit:
-            sys.stdout.flush()  # here a full disk can still be told
+            sys.stdout.flush()  # a full disk can still be reported here
             raise
-        finally:  # a late one would end in a traceback, or cut the threads' end short
+        finally:  # a late signal would end in a traceback, or interrupt the end of threads
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             interrupt.end_at_once()
     except TasoMirageError as error:

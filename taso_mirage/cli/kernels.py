@@ -238,7 +238,7 @@ def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
                 written[i] = str(path)
             except TasoMirageError as error:
                 written[i] = f"no program: {error}"
-            except Exception as error:  # a bug; it must not cost the report of the results
+            except Exception as error:  # a bug, which must not prevent the report of the results
                 written[i] = f"no program, internal error, please report it: {type(error).__name__}: {error}"
     return written
 

@@ -264,8 +264,8 @@ def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Resu
 
 
 def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
-    """Optimize one model after the other. Finished models are kept and not optimized again,
-    whatever ends the command."""
+    """Optimize one model after the other. Finished models are kept, and a later command does not
+    optimize them again."""
     from taso_mirage.folder import PAGE, Folder
 
     for name in ("report", "certificate", "trace"):

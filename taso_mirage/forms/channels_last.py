@@ -1,9 +1,10 @@
 """Convolutions as kernels for a GPU: with channels last, in half precision, with the sum and the
 relu that follow.
 
-Libraries are good at convolutions of many channels, far from the limit of memory at groups of few,
-and leave sums and activations to kernels of their own. A goal is one term, `implicit_gemm`, whose
-merged groups are those that are one in the model; its muGraphs are the same with others merged.
+Libraries are fast for convolutions of many channels, but far from the memory limit for groups of
+few channels, and they run sums and activations as separate kernels. A goal is one term,
+`implicit_gemm`, whose merged groups are those of the model; its muGraphs merge other numbers of
+groups.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
 from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
-from taso_mirage.forms.base.device_ranking import ranked_mugraphs
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
 from taso_mirage.forms.base.members import followed_convolution
@@ -36,20 +37,22 @@ from taso_mirage.verdicts import Evidence, Failure
 
 HALF_FLOATS = ("float16", "bfloat16")
 BLOCK = (64, 64, 64, 0)
-"""The block of a goal, which is launched with none."""
+"""The placeholder of a block in a goal, which is never launched."""
 PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)
 """The sizes of a block: pixels, output channels, and channels of a step of its sum."""
 DIAGONALS = 16, 32, 64
-"""Channels of groups that are one matrix, at most."""
+"""The largest number of channels of groups that form one matrix."""
 WRITTEN = 9
-"""Steps of a sum that may be written one by one."""
+"""The largest number of steps of a sum that are written out."""
 BEST = 16
 """The number of muGraphs that are compiled and run."""
 BOUND = 8.0
-"""How many times as long as memory the operations of one group may take: libraries are good at
-more. Where one convolution among kernels stays theirs, its layout is turned before and after."""
+"""The largest ratio of the time of one group's operations to the time of its memory traffic; beyond
+it, libraries are faster. A single convolution of a library among kernels requires layout changes
+before and after it."""
 GROUPED = 5.0
-"""About how many times as long as memory libraries take for groups of few channels."""
+"""The approximate ratio of a library's time to the time of the memory traffic for groups of few
+channels."""
 OPERATOR = "implicit_gemm"
 CONVOLVED = tuple(
     RegionPattern(f"conv({operands}, strides=strides, pads=pads, dilations=dilations, group=group)")
@@ -70,7 +73,7 @@ class ChannelsLastConvolution:
     dilations: tuple[int, ...]
     group: int
     merged: int
-    """The number of groups that are one in the model, whose weights have zeros for them."""
+    """The number of groups that are merged in the model, whose weights have zeros for them."""
     relu: bool
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
@@ -92,7 +95,7 @@ class ChannelsLastConvolution:
         return self.mugraph(self.merged, BLOCK)
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
-        """With so many groups as one, and blocks of this size."""
+        """The term with this number of merged groups and this block size."""
         how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
         return term(OPERATOR, self.x, self.w, self.b, self.z, **self.attrs, **how)
 
@@ -230,8 +233,8 @@ def _bias(conv: Node, model: Conversion) -> Node:
 
 
 def parts_of_groups(array: NDArray[np.generic], group: int) -> int:
-    """Into how many groups each group of weights (g*o,c,i,j) falls, at most: it is zero where one
-    of them would see the channels of another."""
+    """The largest number of groups into which each group of weights (g*o,c,i,j) can be divided:
+    weights are zero where one of them would read the channels of another."""
     o, c = array.shape[:2]
     if array.reshape(group, o // group, c, -1)[:, 0, -1].any():  # the first sees the last
         return 1

@@ -1,11 +1,11 @@
 """Convolutions of each channel alone, in single precision, as kernels for a GPU.
 
-Nothing in them is a product of matrices, and memory bounds them: a kernel of their own reads an
-image once, has several results for each load, and computes the epilogue.
+They contain no matrix product and are bound by memory. The kernel reads an image once, computes
+several results for each load, and computes the epilogue.
 
-A block has a tile of channels by positions of a plane, of which each has results in a few rows, one
-below the other. A loaded row of the image serves all of these results that see it, from a register;
-elements that neighbours of a row see come from the first cache. The epilogue of the convolution is
+A block has a tile of channels by positions of a plane; each position has results in a few adjacent
+rows. A loaded row of the image stays in registers for all results that depend on it; elements that
+neighbours in a row also read come from the first-level cache. The epilogue of the convolution is
 computed on each sum, in registers.
 """
 
@@ -70,10 +70,10 @@ class DepthwiseConvolution(FusedConvolution):
 
 
 WRITTEN = 80
-"""Products of a position that have lines of their own: with more there is a loop along the row of
-the kernel, as the compiler takes seconds."""
+"""The largest number of products of a position that are written out. With more, there is a loop
+along the row of the kernel, because compilation would take seconds."""
 TALLEST = 256
-"""Products of a position with one column of the kernel, at most."""
+"""The largest number of products of a position with one column of the kernel."""
 
 
 class DepthwiseFunction(FusedFunction):
@@ -118,7 +118,7 @@ class DepthwiseFunction(FusedFunction):
 
     @property
     def written(self) -> bool:
-        """Whether each product has a line of its own."""
+        """Whether each product is written out."""
         return self.high.kernel * self.row.kernel * self.rows <= WRITTEN
 
     @property
@@ -251,7 +251,7 @@ class DepthwiseFunction(FusedFunction):
             yield tl.store(v[self.names[-1]] + v.image * image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The comment that explains the function."""
         shared = f"a position has results in {self.rows} rows, which share what is loaded of {len(self.offsets)}"
         return [f"{shared}; a block has {self.beside} channels and {self.positions} positions."]
 

@@ -31,10 +31,10 @@ from taso_mirage.operators.ops import term
 LANES = (128, 256, 512, 1024)
 """Channels times positions of a block."""
 WRITTEN = 64
-"""Elements of a kernel, at most: each has lines of its own."""
+"""The largest number of elements of a kernel, because each is written out."""
 PRODUCTS = 64
-"""Products of channels of the data with channels of the result in a group, at most: libraries are
-good at more."""
+"""The largest product of the numbers of data channels and result channels of a group; libraries are
+faster beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class GroupedTransposedFunction(FusedFunction):
         yield tl.store(v[self.names[-1]] + v.image + v.place, v.result, v.kept)
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The comment that explains the function."""
         groups = f"a group has {self.each} channels of x and {self.results} of the result"
         return [f"{groups}; a block has {self.beside} channels and {self.positions} positions."]
 

@@ -1,10 +1,10 @@
-"""Products with a weight as kernels for the CPU, with the sums that follow: the weights lie as they
-are read.
+"""Products with a weight as kernels for the CPU, with the following sums; weights are stored in the
+order of their use.
 
-A runtime's product of one row waits for its weights, and those for the translation of their
-addresses: they come 1.2 times as fast from large pages, in which a kernel may keep them, and twice
-as fast where they are numbers of half the width, as a checkpoint's often are. One of more rows is
-bound by arithmetic, which a runtime is good at, but not at every size (docs/measured/cpu.md).
+A runtime's product of one row waits for its weights, and for the translation of their addresses.
+Weights are read 1.2 times as fast from large pages, and twice as fast if they are stored in half
+the width, which is often possible for weights of a checkpoint. A product of more rows is bound by
+arithmetic, in which a runtime is good, but not at every size (docs/measured/cpu.md).
 
 Weights of few bits in blocks stay packed: few rows multiply integers, for which a row is digits,
 more rows multiply floats that are made of a strip of the weights (`block_linear.h`).
@@ -12,7 +12,7 @@ more rows multiply floats that are made of a strip of the weights (`block_linear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
@@ -23,7 +23,8 @@ from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import Form, IsWanted, Users
-from taso_mirage.ir.dims import Symbolic, dim_product, fixed
+from taso_mirage.forms.base.members import FollowingStep, followed
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
@@ -37,7 +38,7 @@ INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8
 """Blocks of weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`): columns and rows."""
 NARROW_ROWS = 8
-"""Rows of a tile whose weights may lie in their narrow format (`linear.h`)."""
+"""The number of rows of a tile up to which weights may have their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
@@ -45,9 +46,9 @@ ROUNDING = 4
 """The accuracy level at which a runtime rounds activations to 8 bits, unless zeros are floats; a
 kernel rounds to 15."""
 TASKS = 4
-"""Blocks for every core, at least, where the rows can be cut."""
+"""The smallest number of blocks for every core, if the rows can be cut."""
 LEAST = 1 << 18
-"""Elements of the weights: fewer stay in caches."""
+"""The smallest number of elements of the weights; fewer stay in caches."""
 MULTIPLIED = tuple(
     RegionPattern(text)
     for text in (
@@ -125,7 +126,7 @@ class WeightProduct:
 
     @property
     def thin(self) -> bool:
-        """Whether it has so few rows that it waits for its weights."""
+        """Whether the product has so few rows that it waits for its weights."""
         return self.rows <= NARROW_ROWS
 
     def evidence(self) -> Evidence | Failure:
@@ -201,8 +202,8 @@ class WeightProducts:
 
     @property
     def slack(self) -> float:
-        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
-        model says more."""
+        """The largest slow-down of the kernel alone, relative to the runtime; for kernels that are
+        bound by memory, the whole model decides."""
         return inf if self.parts[0].thin else 1.0
 
 
@@ -234,20 +235,15 @@ def shared_operand(node: Node) -> Node | None:
     return names.get("x")
 
 
-def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
+def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     """A product of a model with the sums that alone read it: of a bias, if it has none itself, then
     of a tensor of the shape of the result."""
-    members = [node]
     biased = any(each.match(node) is not None for each in BIASED)
-    for added in [(node.dtype, shape) for shape in (node.shape[-1:], node.shape)[biased:]]:
-        last = members[-1]
-        readers = users(last)
-        if wanted(last) or len(readers) != 1 or ADDED.match(readers[0]) is None or readers[0].type != node.type:
-            continue
-        others = [a for a in readers[0].args if a is not last]
-        if len(others) == 1 and (others[0].dtype, others[0].shape) == added:
-            members.append(readers[0])
-    return members
+
+    def takes(shape: tuple[Dim, ...]) -> FollowingStep:
+        return ADDED, lambda others: [(a.dtype, a.shape) for a in others] == [(node.dtype, shape)]
+
+    return followed(node, users, wanted, map(takes, (node.shape[-1:], node.shape)[biased:]))
 
 
 def weight_products(goal: Graph) -> WeightProducts | None:
@@ -308,7 +304,7 @@ def _of_floats(node: Node) -> TemplateInstance:
         sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),
         layout=(columns, most == NARROW_ROWS),
         switches=(free,),
-        rows=rows,
+        rows=rows if free else 0,
     )
 
 
@@ -329,7 +325,7 @@ def _of_blocks(node: Node) -> TemplateInstance:
         layout=("blocks", columns),
         switches=(free,),
         fixed=x.shape[-1:],
-        rows=rows,
+        rows=rows if free else 0,
         weights=(1, 4, 5),
         first=(rows, bytes, bits) if most & (most - 1) == 0 else (0, 0, 0),
     )

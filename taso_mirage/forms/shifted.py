@@ -1,9 +1,9 @@
 """Convolutions in single precision as kernels for a GPU: with channels first, as models have them,
 and an epilogue element by element.
 
-A goal is one term, `shifted_conv`, whose muGraphs are the same in other blocks. Libraries multiply
-in the layout with channels last, for which an image takes two copies more, and leave the epilogue
-to a kernel of its own.
+A goal is one term, `shifted_conv`; its muGraphs differ only in block sizes. Libraries multiply with
+channels last, which takes two additional copies of an image, and run the epilogue as a separate
+kernel.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.operators.ops import term
 
 BLOCK = (128, 64, 16, 1)
-"""The block of a goal, which is launched with none."""
+"""The placeholder of a block in a goal, which is never launched."""
 TILES = ((128, 64, 16), (128, 64, 32), (128, 32, 16), (128, 128, 32), (256, 32, 16))
 """Pixels, columns and depth of a block."""
 SHARED = 3
-"""Elements of the kernel's row for one load, at most; with one for each load sums are wider."""
+"""The largest number of elements of the kernel's row per load; with one per load, sums are
+wider."""
 SUMS = 256 * 192
-"""Elements of the sums of a block, at most."""
+"""The largest number of elements of the sums of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _in_parts(names: MatchedNames, model: Conversion) -> Node | None:
 
 def _parts(array: NDArray[np.generic], transposed: bool) -> NDArray[np.generic] | None:
     """Weights (o,c,i,j) as (2,j,o,i,c), of a transposed convolution from (c,o,i,j): the nearest
-    numbers of TF32, and what they lack; None where they are not finite."""
+    numbers of TF32, and the remainders; None if they are not finite."""
     first = (1, 0) if transposed else (0, 1)
     kernel = range(2, array.ndim)
     turned = np.ascontiguousarray(array.transpose(kernel[-1], first[0], *kernel[:-1], first[1]))

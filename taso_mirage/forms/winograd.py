@@ -1,8 +1,8 @@
 """Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the
 relu that follow.
 
-With other goals they share the evidence: a muGraph is verified against its goal, at small sizes, as
-its algebra depends on neither the channels nor how many tiles there are.
+The evidence is that of other goals: a muGraph is verified against its goal at small sizes, because
+its algebra depends neither on the channels nor on the number of tiles.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from taso_mirage.verdicts import Evidence, Failure
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
 """Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
 LARGEST = 25
-"""Elements of a kernel: with more, results that are as good as the direct sum's have small
-tiles."""
+"""The largest number of elements of a kernel; for larger kernels, only small tiles give results as
+accurate as the direct sum."""
 COUNTS, PARTS = (16, 32), (1, 2, 4)
 """Tiles of a block, and parts of the output channels; with more than one part there are at most
 BLOCKS blocks."""
@@ -41,8 +41,8 @@ CONVOLVED = tuple(
     for operands in ("x, w, b", "x, w")
 )
 LEAST = 4
-"""Channels of a group, of data and of results: with fewer the transforms are nearly all of the
-work."""
+"""The smallest numbers of data channels and result channels of a group; with fewer, the transforms
+are nearly all of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Convolution:
     relu: bool
     group: int = 1
     slack = 1.0
-    """How many times as slow as the runtime's its kernel may be alone."""
+    """The largest slow-down of the kernel alone, relative to the runtime."""
     large, once, joins = True, False, False
     together = "minimal filtering"
 
@@ -88,7 +88,7 @@ class Convolution:
         return term("relu", made) if self.relu else made
 
     def mugraph(self, tile: tuple[int, int], block: tuple[int, int]) -> Node:
-        """By minimal filtering."""
+        """The term by minimal filtering."""
         operands = (self.x, self.w, self.b, self.z)
         how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
         return term("winograd", *operands, **how)

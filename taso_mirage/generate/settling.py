@@ -173,9 +173,7 @@ def _derives(rules: Rules, left: State, right: State, depth: int, width: int) ->
     front = [[left], [right]]
     if left == right:
         return True
-    sides = (
-        (0, 1) if depth > 1 and len(left) == 1 else (0,)
-    )  # backwards, the parts of a merge fall apart: that makes no merge
+    sides = (0, 1) if depth > 1 and len(left) == 1 else (0,)  # the reverse of a merge splits it, so it gives no merge
     for _ in range(depth):
         for side in sides:
             new: list[State] = []

@@ -46,7 +46,7 @@ class Symbolic:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(self.terms))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # another process has other hashes
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes differ between processes
         return Symbolic, (self.terms,)
 
     def __hash__(self) -> int:

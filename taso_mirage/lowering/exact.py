@@ -151,7 +151,7 @@ def contracted_on_gpu(a: Array, b: Array, letters_a: str, letters_b: str, result
         return pairwise_in_parts(a, b, letters_a, letters_b, result)
     try:
         return pairwise_in_parts(a, b, letters_a, letters_b, result, LARGEST, _einsum_there)
-    except RuntimeError:  # no room: cuBLAS, too, says so in words of its own
+    except RuntimeError:  # out of memory; cuBLAS reports this with its own message
         return pairwise_in_parts(a, b, letters_a, letters_b, result)
 
 
@@ -184,7 +184,7 @@ def _tensor(array: Any) -> Any:
     below 0, and warns of arrays that may not be written to."""
     import torch
 
-    whole = np.require(array, requirements=("C", "W"))  # so is an axis of one element that was turned round
+    whole = np.require(array, requirements=("C", "W"))  # this includes an axis of one element with a negative stride
     return torch.from_numpy(whole.copy() if min(whole.strides, default=0) < 0 else whole)
 
 

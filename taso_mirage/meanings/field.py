@@ -142,7 +142,7 @@ class Field(Meaning[Residues]):
             return replace(a, dtype=dtype, held="" if a.held == dtype else a.held)
         if not is_float(a.dtype) and not is_float(dtype):
             return replace(a, dtype=dtype)
-        drawn = self._oracle("cast", [a.data], dtype, a.valid)  # it depends on the value, not on where that came from
+        drawn = self._oracle("cast", [a.data], dtype, a.valid)  # the result depends on the value, not on its origin
         return drawn if is_float(dtype) else _kept(drawn, a, _whole_of(dtype))
 
     # ------------------------------------------------------------ folds

@@ -62,7 +62,7 @@ class Reals(Meaning[Array]):
     def contract(self, equation: str, a: Array, b: Array) -> Array:
         letters = contraction(equation, a.ndim, b.ndim)
         a, b = _shared(a, b, letters)
-        if a.dtype.kind in "iu" and _sums_are_doubles(a, b):  # BLAS is for floats
+        if a.dtype.kind in "iu" and _sums_are_doubles(a, b):  # BLAS supports only floats
             product = pairwise(a.astype(np.float64), b.astype(np.float64), *letters)
             return np.asarray(product).astype(np.int64).astype(a.dtype)
         if (
@@ -124,7 +124,7 @@ class Reals(Meaning[Array]):
         return windows(a, axes, sizes, strides, dilations)
 
     def take(self, a: Array, indices: Array, axis: int) -> Array:
-        return np.asarray(np.take(a, indices, axis))  # numpy makes a number of an array of rank 0
+        return np.asarray(np.take(a, indices, axis))  # numpy turns an array of rank 0 into a number
 
     def decided(self, fn: Callable[..., Any], operands: Sequence[Array | None], dtypes: Sequence[str]) -> Any:
         if not self.exact:

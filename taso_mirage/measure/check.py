@@ -360,7 +360,7 @@ def difference(
     width = old.dtype.itemsize
     unit = FLOOR[width] * epsilon(old.dtype)
     explained = math.inf if coarse else max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
-    if most.own > max(explained, least_normal(old.dtype)):  # the evaluation is no reference here
+    if most.own > max(explained, least_normal(old.dtype)):  # the evaluation is not usable as reference
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= explained else 1.0  # it underflows
     floor = max(unit * most.target, FLOOR[width] * least(old.dtype))

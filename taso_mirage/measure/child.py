@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
@@ -58,6 +58,17 @@ class Child:
         self._owed = 0
         self._dropped: deque[tuple[int, int]] = deque()
 
+    @contextmanager
+    def within(self, deadline: Deadline | None = None, limit: float | None = None) -> Iterator[None]:
+        """Set the deadline, the limit, or both for the calls inside."""
+        around = self.deadline, self.limit
+        self.deadline = self.deadline if deadline is None else deadline
+        self.limit = self.limit if limit is None else limit
+        try:
+            yield
+        finally:
+            self.deadline, self.limit = around
+
     @spent(Purpose.RUNS, usual=True)
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Call a module's function in the child process and return its result.
@@ -75,10 +86,10 @@ class Child:
                 raised, answer = receive(connection)
             except (EOFError, ConnectionError):
                 raise RuntimeCrashed(self._ending()) from None
-            except OSError as error:  # the process is well, and may have half of a message
+            except OSError as error:  # the process is still valid, and may have received a part of a message
                 self.stop()
                 raise RuntimeCrashed(f"ONNX Runtime's process cannot be reached: {error.strerror or error}") from None
-            except BaseException:  # an interrupt: its work would go on
+            except BaseException:  # after an interrupt, the process would continue its work
                 self.stop()
                 raise
         if raised:
@@ -93,7 +104,7 @@ class Child:
         The next call waits until that call is done; its result or error is discarded. The arguments
         must be small, because they wait in the connection.
         """
-        with self._lock, suppress(OSError):  # where the process ended, the next call says so
+        with self._lock, suppress(OSError):  # if the process ended, the next call reports it
             send(self._started(), (f"{function.__module__}:{function.__qualname__}", args, []))
             self._owed += 1
 
@@ -149,7 +160,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is for this process
+                start_new_session=True,  # Ctrl-C is handled by this process only
                 env=os.environ | {"PYTHONPATH": path, CONFIGURED: "0"},
             )
             theirs.close()
@@ -216,12 +227,12 @@ def _answer(name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
         return False, getattr(importlib.import_module(module), function)(*args)
     except MemoryError:
         return True, RunFailed("ONNX Runtime needs more memory than there is")
-    except ImportError as error:  # as a module in C++ says the same where it is loaded
+    except ImportError as error:  # as a module in C++ reports it when it is loaded
         return True, RunFailed(f"ONNX Runtime cannot be loaded: {(str(error).splitlines() or ['no reason'])[0][:400]}")
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an error of another package that does not survive the way
+        except Exception:  # an error of another package that cannot be pickled
             return True, RunFailed(f"{type(error).__name__}: {error}")
         return True, error
 

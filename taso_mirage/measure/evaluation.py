@@ -67,7 +67,7 @@ class Evaluations:
         needed = [i for i in order if wanted[i].after == 0]
         began = self.clock()
         found: list[Any] = [Left() for _ in wanted]
-        for each in (needed[:1], needed[1:]):  # the first alone: threads would be late together
+        for each in (needed[:1], needed[1:]):  # the first one alone, because several threads could all be late
             for i, value in zip(each, self._computed([wanted[i] for i in each], began + 2 * self.seconds), strict=True):
                 if isinstance(value, OutOfTime):
                     raise value
@@ -132,7 +132,7 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
     """The value of an evaluation, or the error that it raised."""
     try:
         return compute(step)
-    except BaseException as error:  # raised again where the answer is taken
+    except BaseException as error:  # raised again when the result is read
         return error
 
 

@@ -30,7 +30,7 @@ ALIGNED = 64
 
 def turn(run: Callable[[], float]) -> float:
     start = time.perf_counter()
-    first = run()  # with cold caches: not counted, but of a run so long that they do not matter
+    first = run()  # a run with cold caches is not counted, unless it is so long that they do not matter
     if first > 10 * SETTLED:
         return first if first > LONG else run()
     counted: list[float] = []
@@ -143,7 +143,7 @@ def input_types(number: int) -> dict[str, Tensor]:
 
 def prepare(number: int, inputs: Arrays, bound: bool) -> int:
     """The number of a new prepared run of a session."""
-    own = {name: np.array(array) for name, array in inputs.items()}  # where numpy would have put them
+    own = {name: np.array(array) for name, array in inputs.items()}  # as if numpy had allocated them
     session, made = _SESSIONS[number], next(_NUMBERS)
     _RUNS[made] = session.bound(own) if bound else session.prepared(own)
     return made

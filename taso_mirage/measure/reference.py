@@ -187,7 +187,9 @@ class OpaqueRunner:
             try:
                 single, operands = isolated(self.model, node, values, double)
                 session = Session(serialize(single))
-                results = _run_alone(session, operands, values) if double else None  # some refuse it only then
+                results = (
+                    _run_alone(session, operands, values) if double else None
+                )  # some operators reject it only at this point
             except (TasoMirageError, ValueError, TypeError) as error:
                 why = error
                 continue
@@ -217,7 +219,7 @@ def _has_a_double(node: Node) -> bool:
 def _loaded(result: Any, type: Type) -> Any:
     """A result in float64, if its type is known to be a tensor; an array of rank 0 is an array,
     too."""
-    if result is None or isinstance(result, (list, dict)):  # None: an optional value that is not there
+    if result is None or isinstance(result, (list, dict)):  # None: an empty optional value
         return result
     array = np.asarray(result)
     return EXACT.load(array) if isinstance(type, Tensor) and is_float(type.dtype) else array

@@ -116,7 +116,7 @@ def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> Iterator[SizeRelation]:
 
 def _joined(shapes: Sequence[tuple[Dim, ...]], node: Node) -> Iterator[SizeRelation]:
     given = node.attr("call").node.attributes["axis"]
-    if given.is_ref():  # of a function, where there is none: whatever the runtime makes of it
+    if given.is_ref():  # a name of a function without a model; the runtime decides
         return
     axis = given.as_int()
     for first, second in pairwise(shapes):

@@ -100,7 +100,7 @@ def scheduler_client(address: str) -> Any:
     except ImportError:
         raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
-        comm.resolve_address(address)  # a client of a wrong address complains a second time, at its end
+        comm.resolve_address(address)  # a client of a wrong address reports the error again when it is closed
     except (OSError, ValueError) as error:
         raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
     try:
@@ -133,7 +133,7 @@ def _declared(client: Any, address: str, target: Target) -> bool:
     machines."""
     try:
         workers: dict[str, tuple[str, bool]] = client.run(_described, target)
-    except Exception as error:  # the worker's own: packages that it lacks, a provider that does not start
+    except Exception as error:  # errors of the worker: missing packages, a provider that does not start
         raise InvalidOption(
             f"--scheduler {address}: a worker cannot measure: {type(error).__name__}: {error}"
         ) from None

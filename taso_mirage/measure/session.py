@@ -124,11 +124,11 @@ class _Place:
         return self.kept
 
     def there(self) -> bool:
-        """Whether this life of the process has it."""
+        """Whether the current child process has the object."""
         return self._life == child().life
 
     def keep(self, number: int) -> None:
-        """Note that this life of the process has it, by this number."""
+        """Record that the child process has the object, with this number."""
         self._life, self.kept = child().life, number
         if self._end is not None:
             self._end.detach()

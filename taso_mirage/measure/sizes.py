@@ -276,7 +276,7 @@ class _Trials:
             kept = {k: v for k, v in self.kept.items() if _has_shape(asked, k, v, sizes)}
             outputs = self.session.run(random_inputs(asked, SEEDS[0], sizes, kept=kept))
             drawn = any(not is_float(n.dtype) and n.attr("name") not in {*kept, *integers} for n in asked.graph.inputs)
-            for seed in (*SEEDS[1:], TIMED) if drawn else ():  # other integers may reach beyond a table
+            for seed in (*SEEDS[1:], TIMED) if drawn else ():  # other integers may exceed a table
                 self.session.run(random_inputs(asked, seed, sizes, kept=kept))
         except (RunFailed, ValueError, InvalidOption) as error:
             return SizeTrial(sizes, integers, False, why=str(error), failed=_failed(str(error)))

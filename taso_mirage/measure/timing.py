@@ -141,7 +141,7 @@ def _timing(
 ) -> Timing:
     first = float(np.median([a for a, _ in rounds]))
     low, high = interval([a / b for a, b in rounds])
-    ratio = min(max(_ratio(rounds), low), high)  # by rounding it may be outside
+    ratio = min(max(_ratio(rounds), low), high)  # by rounding, it may be outside of the interval
     return Timing(first, first / ratio, ratio, low, high, len(rounds), each, pairs, rounds, works)
 
 

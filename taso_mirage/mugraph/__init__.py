@@ -1,2 +1,2 @@
-"""Fused kernels (muGraphs) found by search: sub-expressions closed once, roles chosen after, sizes
-last (Mirage, OSDI'25)."""
+"""Fused kernels (muGraphs) found by search: a closure of sub-expressions first, then roles, then
+sizes (Mirage, OSDI'25)."""

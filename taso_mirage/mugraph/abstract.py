@@ -123,7 +123,7 @@ class Algebra:
         return self._intern({(): value})
 
     def is_number(self, p: AbstractExpression) -> bool:
-        """Whether nothing is left of a term but a coefficient, as of the sum of a softmax."""
+        """Whether a term is only a coefficient, like the sum of a softmax."""
         return all(not factors for factors, _ in self.polys[p])
 
     def input(self, name: str, labels: Sequence[str] = ()) -> AbstractExpression:
@@ -140,7 +140,7 @@ class Algebra:
         return self._leaf(AbstractFactor(SHARE_FORM, family(label)))
 
     def whole(self, p: AbstractExpression) -> AbstractExpression:
-        """A sum that from now on is one opaque value, whatever adds up to it."""
+        """Make a sum one opaque value, independent of its summands."""
         if len(self.polys[p]) > 1:
             self._wholes[p] = self._leaf(AbstractFactor(WHOLE, polys=(p,)))
         return self._wholes.get(p, p)
@@ -178,7 +178,7 @@ class Algebra:
         return self._intern(total)
 
     def factored(self, p: AbstractExpression) -> AbstractExpression:
-        """p as one product: a sum is a factor of it."""
+        """p as one product, with a sum as a factor."""
         shared, c, rest = self.common(p)
         return self.single(times(shared, self._factored(rest)), c) if rest != self.one else p
 
@@ -186,7 +186,7 @@ class Algebra:
         return ((self._atom(AbstractFactor(POLY, polys=(p,))) * ROOT_LEVELS, 1),)
 
     def _opened(self, factors: FactorPowers, coefficient: Coefficient) -> ProductSum:
-        """A product in which one sum is a factor, once, distributes over it."""
+        """Distribute a product over its only factor that is a sum."""
         sums = [
             (f, e) for f, e in factors if e > 0 and not f % ROOT_LEVELS and self.atoms[f // ROOT_LEVELS].form is POLY
         ]
@@ -411,7 +411,8 @@ class Algebra:
 
 
 class _Erased:
-    """Atoms without their labels, as numbers: equal for atoms that a renaming could make equal."""
+    """Atoms without their labels, as numbers that are equal for atoms that a renaming could make
+    equal."""
 
     def __init__(self, algebra: Algebra) -> None:
         self._algebra = algebra
@@ -439,7 +440,7 @@ class _Erased:
         return tuple(sorted(self.counts(factors).items()))
 
     def counts(self, factors: FactorPowers) -> dict[int, int]:
-        """Exponents of each erased factor, those above and those below a fraction line apart."""
+        """The exponents of each erased factor, separately above and below a fraction line."""
         total: dict[int, int] = {}
         for f, e in factors:
             key = (self.atom(f // ROOT_LEVELS) * ROOT_LEVELS + f % ROOT_LEVELS) * 2 + (e < 0)

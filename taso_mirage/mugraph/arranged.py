@@ -1,9 +1,10 @@
-"""Weights as kernels want them: along their sums, and those of 8 bits with their sums beside them.
+"""Pre-transposed weights: weights that are contiguous along the summed dim, and 8-bit weights with
+the sums of their columns.
 
-Tensor cores take bytes, and single precision as TF32, only where both operands lie along the sum.
-Where a weight does not, each tile of it is turned in registers, in every run; and the zero of
-another operand of bytes wants the sum of each column. For a weight that a model knows both are
-computed once, ahead of all runs: the goal is written over the stored arrays, which are terms over
+Tensor cores read bytes, and single precision as TF32, only if both operands are contiguous along
+the summed dim. Otherwise each tile of a weight is transposed in registers in every run, and the
+zero point of another operand of bytes requires the sum of each column. For a weight of a model,
+both are computed once in advance: the goal is written over the stored arrays, which are terms over
 the weight.
 """
 
@@ -30,18 +31,19 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term, traits
 
 ALONG = (*BYTES, "float32")
-"""Dtypes of weights that are better stored along their sum."""
+"""The dtypes of weights that are better stored contiguous along the summed dim."""
 MANY = 64
-"""The least number of rows with which a weight in single precision is multiplied, else memory takes
-the time."""
+"""The smallest number of rows of a product with a single-precision weight for which this pays; with
+fewer rows, memory limits the product."""
 Perm = tuple[int, ...]
 """The order of axes that `transpose` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrangedGoal:
-    """A goal over weights that are stored otherwise. `terms` has, for each of its inputs, the term
-    over the inputs of the goal before; the first ones are in the place of those, sums follow."""
+    """A goal over weights in another storage order. `terms` has, for each of its inputs, the term
+    over the inputs of the previous goal; first the terms that replace these inputs, then the
+    sums."""
 
     graph: Graph
     terms: tuple[Node, ...]
@@ -61,8 +63,8 @@ class ArrangedGoal:
 
 
 def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
-    """A goal over arranged weights, where some of the terms `given` are such weights of a model;
-    None where it gains nothing by that."""
+    """A goal over pre-transposed weights, if some of the terms `given` are such weights of a model;
+    None if nothing is gained."""
     perms = turns(label(goal), given)
     leaves, outputs = _turned_back(goal, perms)
     known = {leaf for leaf, node in zip(leaves, given, strict=True) if is_named_weight(node)}
@@ -103,16 +105,16 @@ def turns(goal: Labelled, given: Sequence[Node]) -> dict[int, Perm]:
 
 
 def _multiplies(goal: Labelled, other: str, name: str) -> bool:
-    """Whether turning the view `other` pays for its product with the view `name`: both are bytes,
-    or many rows of single precision."""
+    """Whether transposing the view `other` pays for its product with the view `name`: both are
+    bytes, or many rows of single precision."""
     types = [stored_leaf(goal.leaves[x]).dtype in BYTES for x in (other, name)]
     own, its = ({x for axis in goal.inputs[view] for x in axis} for view in (name, other))
     return types[0] == types[1] and (types[0] or math.prod(goal.sizes.get(x, 1) for x in its - own) >= MANY)
 
 
 def _turned_back(goal: Graph, perms: Mapping[int, Perm]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Inputs that are stored so, (n,k) in place of (k,n) for the order (1, 0), and the outputs over
-    them."""
+    """Inputs in this storage order, (n,k) in place of (k,n) for the order (1, 0), and the outputs
+    over them."""
     leaves = tuple(
         [
             variable(x.attr("name"), Tensor(x.dtype, tuple([x.shape[d] for d in perms[i]]))) if i in perms else x
@@ -128,7 +130,7 @@ def _turned(node: Node, perm: Perm | None) -> Node:
 
 
 def inverse(perm: Perm) -> Perm:
-    """The order that undoes another one."""
+    """The inverse of an order."""
     return tuple(sorted(range(len(perm)), key=perm.__getitem__))
 
 
@@ -165,7 +167,7 @@ class ArrangedWeight:
 
 
 def is_turned(node: Node) -> bool:
-    """Whether a term is a weight in another order of its axes, as kernels may want it."""
+    """Whether a term is a weight in another order of its axes."""
     moved = traits(node).lowering is Lowering.TRANSPOSE and is_named_weight(node.args[0])
     return moved and node.dtype in ALONG
 
@@ -183,8 +185,8 @@ def over_inputs(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[Node, 
 
 
 def with_arranged(model: Model, inputs: Sequence[Node]) -> tuple[Model, dict[Node, Node]]:
-    """The model with weights of its own for those of some terms that are arranged weights, and
-    those by the terms; each is there once, however many read it."""
+    """The model with new weights for the given terms that are pre-transposed weights, and the new
+    weights by term. Each weight is stored once for all of its readers."""
     weights, names, stored = dict(model.weights), dict(model.names), dict[Node, Node]()
     for node in dict.fromkeys(x for x in inputs if is_turned(x) or _is_sum(x)):
         leaf = next(n for n in topological([node]) if is_named_weight(n))

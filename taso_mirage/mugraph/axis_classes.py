@@ -2,8 +2,8 @@
 whole graph).
 
 A dim is a tuple of labels, outermost first: one as a rule, none for a dim of size 1, several where
-a reshape merges or splits dims. Labels that stand side by side in one tensor never become one: then
-an operand is renamed, and its inputs are used under two views.
+a reshape merges or splits dims. Two labels of one tensor never become one. Instead an operand is
+renamed, and its inputs are used under two views.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 def from_json(value: Any) -> Graph:
     """The graph of `to_json`.
 
-    Raises SyntaxProblem, or IllTyped, for whatever else a file may hold.
+    Raises SyntaxProblem, or IllTyped, for any other content of a file.
     """
     lines = value.get("program") if isinstance(value, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
@@ -47,8 +47,8 @@ def from_json(value: Any) -> Graph:
 
 
 def _refuse_code(program: ast.Module) -> None:
-    """Names of dims stand as they are in the code that is generated, which is compiled: a file may
-    be anybody's, so its texts are names and sums of products, and call nothing."""
+    """Check the names of dims. They become part of generated code that is compiled, and a file may
+    be from anybody, so only names and sums of products are accepted, and no calls."""
     texts = (n.value for n in ast.walk(program) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     if wrong := next((t for t in texts if not _TEXT.fullmatch(t) or _CALL.search(t)), None):
         raise SyntaxProblem(f"the program of a checkpoint has the text {wrong[:80]!r}, which is no name of a dim")
@@ -79,7 +79,7 @@ class Checkpoint:
             raise InvalidOption(f"{path} is the checkpoint of another search; name another file, or delete it")
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file completely or not at all."""
         if self.path is not None:
             value = {"search": self.key, "next": self.next, "found": self.found}
             write_file(self.path, json.dumps(value, indent=1) + "\n")

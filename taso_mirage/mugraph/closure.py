@@ -3,9 +3,9 @@
 It takes the place of Mirage's enumeration of kernels (OSDI'25, section 4), pruned by the same
 abstract expressions.
 
-A class is a sketch that is part of the goal; an edge derives it from others by one operator.
-Everything that a kernel may compute on its way to the goal is in it once, whatever the sizes, the
-grid or the loop.
+A class is a sketch that is part of the goal; an edge derives it from others by one operator. It
+contains everything that a kernel may compute for the goal once, independent of sizes, grid and
+loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from taso_mirage.mugraph.monomials import FactorPowers
 from taso_mirage.mugraph.pruning import Targets
 
 _Progress = Callable[[int, int], None]
-"""Told how many classes there are, and how many of them wait for their turn."""
+"""Called with the number of classes and the number of waiting classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,9 @@ class _Closing:
         self.edges[at][edge] = None
 
     def _scaled(self, sketch: AbstractExpression) -> bool:
-        """Whether scales stand alone, or beside a sum that they scale: before it, or with other
-        products of the goal, they would be in too many terms that are no part of a good program."""
+        """Whether scales occur alone, or with a sum that they scale. Before the sum, or with other
+        products of the goal, they would occur in too many terms that are not part of a good
+        program."""
         scales, algebra = self.goal.scales, self.algebra
         for factors, _ in algebra.polys[sketch] if scales else ():
             near, all_ = (self._inputs(each) for each in (factors, algebra.flat(factors)[1]))
@@ -200,8 +201,8 @@ class _Closing:
         return {each.name for each in atoms if each.form is FactorForm.INPUT}
 
     def _logical(self, i: int) -> bool:
-        """Whether a class is of truth values: sketches do arithmetic on them, and the goal does
-        not."""
+        """Whether a class consists of truth values. Sketches do arithmetic on them, but the goal
+        does not."""
         node = next(iter(self.edges[i])).kind.example(self.goal)
         return node is not None and node.dtype == "bool"
 
@@ -252,8 +253,8 @@ class _Closing:
                 self.put(algebra.div(p, q), DerivationEdge(DIV, (a, b)), free)
 
     def _multiplied(self, i: int, j: int) -> bool:
-        """Whether a contraction of two classes has a form: of integers that of bytes has, and a
-        byte less its zero is none."""
+        """Whether a contraction of two classes can be generated. For integers, both must be bytes;
+        a byte minus its zero point is not a byte."""
         first = [next(iter(self.edges[x])) for x in (i, j)]
         return not self.whole[i] or all(e.kind.reads is not None for e in first)
 
@@ -276,8 +277,7 @@ class _Closing:
         return self.algebra.factored(p) if min(len(self.algebra.polys[x]) for x in (p, q)) > 1 else p
 
     def _shared(self, p: AbstractExpression, q: AbstractExpression) -> bool:
-        """Whether both are part of one target, as far as that can be told before they are
-        joined."""
+        """Whether both are part of one target, as far as this is known before they are combined."""
         return not self.prune or bool(self.targets.places(p) & self.targets.places(q))
 
 

@@ -1,7 +1,7 @@
-"""Dims that lie side by side wherever they are, as one label: a norm over channels, rows and
-columns is one over a long row.
+"""Collapsed dims: dims that are adjacent in every tensor are one label, so a norm over channels,
+rows and columns is a norm over one long row.
 
-The search then chooses tiles of that row, and not how each of the dims is cut.
+The search then chooses tiles of that row instead of tiles of each dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taso_mirage.mugraph.label_trace import LabelledValue
 from taso_mirage.operators.interpret import interpret
 
 LabelRuns: TypeAlias = tuple[tuple[str, ...], ...]
-"""Labels that are always next to each other in one order, outermost first."""
+"""Labels that are always adjacent in one order, outermost first."""
 CLOSE = 1e-9
 """The tolerance relative to the largest result, in float64: the same sums in another order."""
 
@@ -30,8 +30,8 @@ CLOSE = 1e-9
 def collapsed_runs(
     values: Mapping[Node, LabelledValue], terms: Sequence[ScalarTerm], unifier: Unifier, names: Mapping[int, str]
 ) -> LabelRuns:
-    """The runs of labels that each tensor has all of, side by side, or none, and that folds and
-    counts are over together."""
+    """The runs of labels of which each tensor has all, adjacent, or none, and that all folds and
+    counts contain together."""
     tensors = [[names[i] for axis in v.axes for i in unifier.axis(axis)] for v in values.values()]
     tensors += [[names[i] for axis in t.axes for i in unifier.axis(axis)] for t in terms if t.kind is TermForm.LEAF]
     sets = [{names[i] for i in unifier.axis(t.labels)} for t in terms if t.labels]
@@ -70,7 +70,7 @@ def runs_without(runs: LabelRuns, names: Collection[str]) -> LabelRuns:
 
 
 def same_results(goal: Graph, other: Graph) -> bool:
-    """Whether two graphs give the same numbers, row by row, of the same inputs, on random ones in
+    """Whether two graphs give the same numbers in row-major order on the same random inputs in
     float64."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=x.shape) if x.dtype != "bool" else rng.integers(0, 2, x.shape) > 0 for x in goal.inputs]

@@ -3,8 +3,8 @@ section 5).
 
 Edges are checked instead of whole muGraphs: there are few of them, and all muGraphs share them.
 
-Leaves are independent random residues at small sizes that tell labels apart. A class that is a term
-of the goal has the value that the goal's operators give it, any other the value of its first
+Leaves are independent random residues at small sizes that distinguish labels. A class that is a
+term of the goal has the value that the goal's operators give it, any other the value of its first
 derivation; an edge that gives another value is wrong. So every derivation of an output over the
 edges that remain computes the goal.
 """
@@ -37,7 +37,7 @@ ROUNDS = 6
 def refuted_derivations(
     goal: Labelled, classes: Sequence[AbstractExpression], edges: Sequence[Sequence[DerivationEdge]], seed: int
 ) -> set[tuple[int, DerivationEdge]]:
-    """The edges that the field refutes, or that too few trials decide.
+    """The edges that the field refutes, or for which too few trials decide.
 
     Sizes change from round to round.
     """
@@ -60,9 +60,10 @@ def refuted_derivations(
 
 
 class Field32(Field):
-    """The field where all floats have one dtype: rounding between them is a kernel's own affair.
+    """The field with one dtype for all floats, because rounding between them is not part of a
+    kernel's meaning.
 
-    Bytes are any.
+    Bytes have any values.
     """
 
     def fresh(self, type: Tensor) -> Residues:
@@ -106,7 +107,8 @@ class _Values:
             self.values.append(known[sketch] if sketch in known else self.evaluate(made[0]))
 
     def agreement(self, i: int, edge: DerivationEdge) -> int | None:
-        """On how many valid trials an edge agrees with its class; None if it differs on one."""
+        """The number of valid trials on which an edge agrees with its class; None if it differs on
+        one."""
         found, expected = self.evaluate(edge), self.values[i]
         same = agree(found, expected)
         return None if same is False else int((found.valid & expected.valid).sum()) if same else 0

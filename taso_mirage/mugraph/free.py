@@ -1,8 +1,8 @@
-"""Sizes that only a run knows, in muGraphs: a search looks at one instance of them, and its results
-are typed again with names in their place.
+"""Sizes of muGraphs that are known only at run time: a search uses one instance of them, and its
+results are typed again with names in their place.
 
-A muGraph is its roles, and those know no sizes: a label that a kernel cuts into tiles of 8 is cut
-so whatever its size is, and the last tile is the rest.
+The roles of a muGraph are independent of sizes: a label that a kernel cuts into tiles of 8 is cut
+in this way at every size, and the last tile is the remainder.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _as_wide(leaf: Node) -> Node:
 
 
 def free_sizes(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> FreeSizes | None:
-    """Names for the free dims of a region, whatever a model calls them; None where one is not to be
-    read off the inputs before it."""
+    """Canonical names for the free dims of a region; None if one cannot be read from the preceding
+    inputs."""
     known: dict[Dim, Dim] = {}
     for dim in [dim for shape in inputs for dim in shape]:
         if isinstance(dim, Symbolic) and dim not in known and _is_sum_of_names(dim, known) is None:
@@ -115,7 +115,7 @@ def _is_sum_of_names(dim: Symbolic, known: Mapping[Dim, Dim]) -> Dim | None:
 
 
 def instance(size: int) -> int:
-    """The size that a search has in place of a free one: its label is there, and has tiles."""
+    """The size with which a search replaces a free one, so that its label exists and has tiles."""
     if size >= LARGE:
         return -(-size // LARGE) * LARGE
     return max(2, 1 << (size - 1).bit_length()) if size <= SMALL else -(-size // SMALL) * SMALL

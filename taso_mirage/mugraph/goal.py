@@ -60,7 +60,8 @@ class Labelled:
     scalars: frozenset[Scalar] = field(repr=False)
     """The arithmetic, element by element, that the goal is written with."""
     outer: bool = False
-    """Whether somewhere neither operand of it has all labels of the other."""
+    """Whether the operation is used with two operands of which neither has all labels of the
+    other."""
     scales: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """In a goal of several products the leaves that are multiplied with floats of 8 bits, which are
     summed, each with the names of those."""
@@ -108,13 +109,13 @@ class Labelled:
         return {label: n for label, n in packed if n > 1}
 
     def within(self, label: str) -> int:
-        """How many elements stand beside each other in one step along a label: of the axis that it
-        cuts, where that is several labels."""
+        """The number of adjacent elements in one step along a label, if its axis consists of
+        several labels."""
         axes = [axis[axis.index(label) + 1 :] for own in self.inputs.values() for axis in own if label in axis]
         return max([prod(self.sizes[x] for x in inner if x in self.sizes) for inner in axes], default=1)
 
     def denser(self, label: str) -> int:
-        """How many elements along a label take the bytes of one in half precision."""
+        """The number of elements along a label that take as many bytes as one in half precision."""
         views = [name for name, own in self.inputs.items() if any(label in axis for axis in own)]
         return max([int(2 / (self.stored(name) or 2)) for name in views], default=1)
 
@@ -154,13 +155,13 @@ def whole_leaf(leaf: Node) -> Node:
 
 
 def in_a_byte(leaf: Node) -> int:
-    """How many elements of a goal's leaf a byte in memory holds; 1 for all but packed ones."""
+    """The number of elements of a goal's leaf in a byte of memory; 1 except for packed leaves."""
     return 8 // int(leaf.attr("bits")) if traits(leaf).lowering is Lowering.UNPACK else 1
 
 
 def refuse(goal: Graph) -> None:
-    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
-    nothing is computed."""
+    """Raise Unsupported if a goal has numbers with which kernels do not compute, or computes
+    nothing."""
     order = topological([*goal.inputs, *goal.outputs])
     whole = {stored_leaf(node) for node in order if is_packed(node)}
     for node in order:

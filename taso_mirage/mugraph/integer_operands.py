@@ -3,7 +3,7 @@ bytes, or as the floats that they are.
 
 Definitions of quantized operators are over primitives; here these are operators, so that each has
 labels. A number of 8 bits that is only converted to a float, less a zero or not, is a float: it has
-at most 9 bits. All else of it is arithmetic in int32, which is exact modulo 2^32, over `whole`
+at most 9 bits. All other uses are arithmetic in int32, which is exact modulo 2^32, over `whole`
 numbers. The conversion of such a sum to a float rounds, so it is a function that nothing
 distributes over: scales, biases and activations stand behind it.
 """
@@ -25,7 +25,8 @@ from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 
 NARROW = ("int8", "uint8")
 SUMMED = 2**31 // SIGN**2
-"""A sum of fewer products of signed bytes is within int32, where tensor cores may saturate."""
+"""The number of products of signed bytes below which a sum stays within int32; beyond it, tensor
+cores may saturate."""
 _ARITHMETIC = {np.add: "add", np.subtract: "sub", np.multiply: "mul"}
 
 
@@ -49,7 +50,7 @@ class QuantizedTerms(TermBuilder):
 
 
 def of_integers_or_floats(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every number of 8 bits in the form for arithmetic: a float, or a whole
+    """The outputs with every 8-bit number in the form for arithmetic: a float, or a whole
     number."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):

@@ -5,8 +5,8 @@ L2 cache, operations are computed, and the steps of a block wait one for the oth
 take a p-norm of their times, which is between the longest and the sum. The costs of a launch, and
 of the exchanges of a cluster, come on top; with more values than registers all of it takes longer.
 The share of a device's rates that kernels reach, and the cost of the rest, are `Coefficients`,
-which `bench/kernel_model.py` fits to measured programs. They rank; only a measurement tells the
-time.
+which `bench/kernel_model.py` fits to measured programs. The prediction only ranks kernels; a
+measurement gives the time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FITTED = "kernel_seconds.json"
 LANES = 128 * 1.7e9
 """Operations on elements that a processor does in a second."""
 REGISTERS, OWN, MOST = 65536, 32, 255
-"""Registers of a processor, those of a thread for addresses and the like, and all that it has at
-most."""
+"""The registers of a processor, the registers of a thread that are used for addresses, and the
+largest number of registers of a thread."""
 TOGETHER = 32
-"""Blocks of a processor at a time, at most."""
+"""The largest number of blocks of a processor at a time."""
 WARPS, MATRIX_ROWS = 4, 64
-"""On Hopper WARPS warps, and not fewer, share a product of at least MATRIX_ROWS rows."""
+"""On Hopper, WARPS warps share a product of at least MATRIX_ROWS rows."""
 PIECE = 8192
 """Bytes that a cluster combines, of which `Coefficients.exchange` is."""
 LONGEST = 4.0
-"""The logarithm of how many times as long a kernel takes, at most, that keeps values in memory."""
+"""The logarithm of the largest slow-down of a kernel that keeps values in memory."""
 STAGES, ROOM = 4, (160 * 1024, 2)
 """The first schedule (`emit/gpu/program.py`): the largest number of stages, and the bytes of
 shared memory for them where a block is alone on its processor, else the divisor of all shared

@@ -1,4 +1,4 @@
-"""The meaning `labels`: the effect of an operator on named axes, read off its definition.
+"""The meaning `labels`: the effect of an operator on named axes, derived from its definition.
 
 Values are axes and a term over scalars and folds.
 """
@@ -129,7 +129,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return self.made(terms[0] if kind is None else ScalarTerm(kind, terms), axes, dtype)
 
     def _mean(self, folded: ScalarTerm, count: ScalarTerm) -> ScalarTerm:
-        """A sum divided by how many elements it meets is a mean."""
+        """A sum divided by the number of its elements is a mean."""
         if folded.kind is not SUM_KIND or set(self.unifier.axis(folded.labels)) != set(self.unifier.axis(count.labels)):
             raise Unsupported("a quotient by the size of an axis that is no mean")
         return ScalarTerm(MEAN_KIND, folded.args, labels=folded.labels)
@@ -259,8 +259,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
 
 
 def _is_whole(x: LabelledValue) -> bool:
-    """Whether a value is a number, or computed of whole numbers: of no other integers is it known
-    that they come from bytes."""
+    """Whether a value is a number, or is computed from whole numbers; other integers are not known
+    to come from bytes."""
     leaf = seen(x.term)
     return x.dtype == INTEGERS and not (leaf.kind is TermForm.LEAF and leaf.node is not None and not leaf.node.args)
 

@@ -1,10 +1,10 @@
 """A goal of ordinary operators over named axes: a label for every axis class, and the sketch of
 every result.
 
-Nothing is listed by operator: an operator that is defined over others is replaced by them; a
-function of one tensor, element by element, is an atom of its own (unless it is exp, sqrt or
-arithmetic with a constant); everything else is read off its definition by the meaning
-`LabelsMeaning`. Inputs, weights and constants are all inputs.
+There is no list of operators: an operator that is defined by others is replaced by them; an
+elementwise function of one tensor is an atom (unless it is exp, sqrt or arithmetic with a
+constant); everything else is derived from the definition by the meaning `LabelsMeaning`. Inputs,
+weights and constants are all inputs.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Reading:
         self._shared = _shared([value.term for value in wanted])
         for value in wanted:
             self.sketch(value.term, ())
-        self._memo.clear()  # now that it is known which sums are one value, whatever adds up to one is it
+        self._memo.clear()  # it is now known which sums are one value, so every term that equals one becomes this value
         sketches = tuple([self.sketch(value.term, ()) for value in wanted])
         for value, sketch in zip(wanted, sketches, strict=True):
             axes = self.axes(value.axes)
@@ -208,7 +208,7 @@ class _Reading:
         return {name: self.inputs[name] for name in names}, {name: self.leaves[name] for name in names}
 
     def _read(self, value: LabelledValue) -> bool:
-        """Whether a term below the outputs is one tensor over its own labels, and no count."""
+        """Whether a term below the outputs is one tensor over its own labels and not a count."""
         return value.term.kind not in (TermForm.SCALAR, TermForm.CONSTANT)
 
     def _reduced(self) -> frozenset[str]:

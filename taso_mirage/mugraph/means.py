@@ -1,9 +1,9 @@
 """Weighted means that one kernel hands to another, in the model's own float type instead of fp32.
 
-A part of attention is a sum of exponentials times values, relative to a maximum. Over the sum of
-the same exponentials, which is handed over as well, it is a mean of the values: it has no other
-range than they have, and rounds as they do. That halves the memory of parts (FlashInfer, MLSys'25,
-keeps its partial results so).
+A part of attention is a sum of exponentials times values, relative to a maximum. Divided by the sum
+of the same exponentials, which is passed on as well, it is a mean of the values, with their range
+and rounding. This halves the memory of partial results (FlashInfer, MLSys'25, stores them in this
+way).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opaque functions: the operators of a goal that are elementwise, and no arithmetic."""
+"""Opaque functions: the elementwise operators of a goal that are not arithmetic."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ made of it.
 P is part of a target T if for a monomial t of T and an injective map of P's labels, Q = t / P has
 no sign or rest that t lacks and sum(P * Q) is within T. The targets are the goal and every
 polynomial within an atom, a root, an inverse or an exp of it. A term that would have to cancel
-later is not part of anything: there is no cancellation.
+later is not part of any target, because there is no cancellation.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Targets:
 
     @property
     def checked(self) -> int:
-        """How many different terms were asked for."""
+        """The number of different terms that were tested."""
         return len(self._memo) - 2
 
     def places(self, p: AbstractExpression) -> int:
-        """The targets, as bits, of which every product of p is a part of some product, if labels
-        play no part. A product or a sum without cancellation is a part of every whole that all its
-        operands are parts of."""
+        """The targets, as bits, of which every product of p is a part of some product, ignoring
+        labels. A product or a sum without cancellation is a part of every target of which all its
+        operands are parts."""
         found = self._places.get(p)
         if found is None:
             counts = [self.algebra.erased.counts(self.algebra.flat(m)[1]) for m, _ in self.algebra.polys[p]]

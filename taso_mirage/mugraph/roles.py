@@ -73,7 +73,7 @@ def _of_integers(node: Node) -> Node:
 
 
 def role(node: Node) -> Role:
-    """Read off its definition."""
+    """The role of an operator, derived from its definition."""
     operands = tensors(node)
     if (
         not isinstance(node.type, Tensor)

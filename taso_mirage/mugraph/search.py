@@ -1,8 +1,9 @@
 """`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage,
 OSDI'25).
 
-Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role
-of every axis, then sizes; every returned muGraph was verified as a whole.
+The search closes over the goal's sub-expressions once, verifies every derivation, chooses
+derivations and the role of every axis, and then sizes. Every returned muGraph is verified as a
+whole.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ length."""
 TILINGS = 20
 """The number of tilings of a muGraph that are kept."""
 TESTED = 32
-"""The least number of muGraphs that are tested, even if that takes longer than the budget."""
+"""The smallest number of muGraphs that are tested, even if that takes longer than the budget."""
 USUAL, FAR = 2, 1.5
-"""The usual number of kernels of a muGraph; one more is tried where those take FAR times as long as
+"""The usual number of kernels of a muGraph; one more is tried if these take FAR times as long as
 moving the bytes."""
 SPLITS = (2, 4, 8, 16, 32, 64)
-"""Into how many parts a reduction may be split over the grid."""
+"""The numbers of parts into which a reduction may be split over the grid."""
 DOUBT = 0.05
-"""By such a share the model's seconds for a cluster may be too few."""
+"""The share by which the model may underestimate the seconds of a cluster."""
 SPLITS_OF_LONG = (256, 1024)
 """The splits of a label that no block holds whole (`tiles.LONG`), where nothing else is for the
 grid."""
 SPLIT_FROM = 256
-"""A shorter reduction is not split."""
+"""The smallest size of a reduction that is split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class FoundMuGraph:
     device: str
     evidence: Evidence
     warps: tuple[int, ...] = ()
-    """How many warps of 32 threads a block may have; none leaves it open."""
+    """The permitted numbers of warps of 32 threads in a block; empty for any."""
     free: Graph | None = None
     """The muGraph where some sizes are known only in a run."""
 
@@ -181,7 +182,7 @@ class KernelSearchStatistics:
 
 
 class _Late(Exception):
-    """The time for enumerating is over."""
+    """Raised when the time for enumeration is over."""
 
 
 class Search:
@@ -271,8 +272,8 @@ class Search:
     def candidates(
         self, end: float = math.inf, progress: _Progress = lambda stage, done, total: None
     ) -> list[TiledPlan]:
-        """Plans with sizes, the fastest by the model first (but see `varied` and `with_forms`), of
-        the closures that are done by the monotonic time `end`."""
+        """Plans with sizes, the fastest by the model first (modified by `varied` and `with_forms`),
+        of the closures that are complete by the monotonic time `end`."""
         splits, kernels = self._splits(), self.options.max_kernels
         found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
         if not found and self.folded:
@@ -311,8 +312,8 @@ class Search:
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """The key of a candidate's order: the smallest comes first.
 
-        Where there are few threads, a split has to promise more than the error of the model: it
-        never fills the machine better. So has a cluster, for which the model is further off.
+        With few threads, a split must promise more than the error of the model, because it never
+        fills the machine better. So must a cluster, for which the model is less accurate.
         """
         split = NEAR if self.device.general and candidate.closure.goal.split else 0.0
         doubt = DOUBT if any(each.kernel.body.cluster for each in candidate.plan) else split

@@ -30,7 +30,8 @@ ODD = (9, 15, 21, 25, 27, 33, 35, 39)
 kernel may cut them into equal ones."""
 
 ALONE = 16
-"""Times as large a goal's only label is: of few elements all may be where a function is near 0."""
+"""The factor for the size of a goal's only label, because with few elements a function may be near
+0 for all of them."""
 
 
 def cuts(tiled: Tiled, sizes: TileSizes, open: Collection[str] = ()) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by
-degrees.
+"""Stabilised exponentials: the values of a muGraph that are stored relative to a maximum, derived
+by degrees.
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A
 value of degree d is computed times exp(-d m), m the maximum of s over the labels that are summed
@@ -67,7 +67,7 @@ Asked = tuple[int, bool]
 
 
 def stabilisation(plan: Plan, closure: Closure) -> tuple[Stabilisation, ...] | Failure:
-    """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
+    """The stabilisers of each kernel, or the reason why a muGraph cannot be stabilised."""
     stored: _Values = {}
     values: list[_Values] = []
     for kernel in plan:

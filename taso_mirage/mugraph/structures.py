@@ -1,5 +1,5 @@
-"""muGraphs before sizes: which derivations each kernel computes, and the role of every axis in it
-(Mirage, OSDI'25, section 4).
+"""muGraphs without sizes: the derivations that each kernel computes, and the role of every axis in
+it (Mirage, OSDI'25, section 4).
 
 A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that
 a result has (one without it is the same in all blocks along it), the for-loop one that none has.
@@ -25,7 +25,7 @@ STEPS = 6_000
 """The largest number of partial bodies that are tried for one kernel."""
 UNDERIVED = 10**6
 CUT = 5
-"""Classes that one kernel may hand to the next."""
+"""The largest number of classes that one kernel may pass to the next."""
 LOOPED = 4
 """The number of bodies that are considered for each label that a first kernel may loop over."""
 COMBINING = 6
@@ -128,7 +128,7 @@ def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: f
 
 
 def cuts_all(body: KernelBody, closure: Closure, cut: frozenset[str]) -> bool:
-    """Whether the grid, or a loop, may cut all those of some labels that a body has."""
+    """Whether the grid or a loop can cut all of the given labels that a body has."""
     rest = labels_of(body, closure) & cut - body.grid if cut else cut
     return not rest or (len(rest) == 1 and rest <= {*loops(body, closure)})
 
@@ -294,13 +294,13 @@ class Space:
 
     @cached_property
     def needs(self) -> list[int]:
-        """How many operators derive each class, if none is shared."""
+        """The number of operators that derive each class, if none is shared."""
         return self._least(sum, self.leaf)
 
     @cached_property
     def depths(self) -> list[int]:
-        """How many operators derive each class at least, whatever is shared: the length of the
-        shortest chain; 0 for an input."""
+        """The smallest number of operators that derive each class if all is shared: the length of
+        the shortest chain; 0 for an input."""
         return self._least(max, lambda c: 0)
 
     def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
@@ -384,9 +384,9 @@ def _derived(edges: Sequence[Sequence[DerivationEdge]], allowed: Callable[[int, 
 
 
 def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
-    """Consistent choices of derivations, short ones first: best-first by the cost of the choices
-    and the least cost of the classes that wait, each for itself. Classes that several share are
-    counted several times, so the order is nearly that of the lengths."""
+    """Consistent choices of derivations, short ones first: a best-first search by the cost of the
+    choices plus the smallest cost of each waiting class. Shared classes are counted several times,
+    so the order is only approximately that of the lengths."""
     numbers, needs, depths = count(), space.needs, space.depths
     start = tuple(dict.fromkeys(targets))
     queue: list[tuple[int, int, int, dict[int, DerivationEdge], tuple[int, ...], tuple[int, ...]]] = []

@@ -1,5 +1,5 @@
 """The work of a kernel, counted for many tilings at once: bytes, operations, and the memory of its
-blocks. Predicted seconds are made of it (`kernel_seconds.py`)."""
+blocks. `kernel_seconds.py` converts it to predicted seconds."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ class TileWork:
         return self._product(self.tiles[label] for label in labels)
 
     def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
-        """How many times as long a product of matrices takes as one of half precision."""
-        if all(self.widths.get(c) == 1 for c in args):  # whatever becomes of the sums
+        """The time of a product of matrices relative to one of half precision."""
+        if all(self.widths.get(c) == 1 for c in args):  # independent of the use of the sums
             return BYTES if all(self.inner.get(c, [""])[0] == label for c in args) else TURNING
         if self.width != STORED or self.device.general:
             return 1.0
@@ -280,7 +280,8 @@ class TileWork:
         return found
 
     def _alike(self, c: int) -> int:
-        """How many blocks of a cluster have the same of a result, which one of them stores."""
+        """The number of blocks of a cluster that have the same part of a result; one of them stores
+        it."""
         return 1 if self.body.cluster in self.closure.classes[c] else self.cluster
 
     def _combined(self) -> TileCounts:

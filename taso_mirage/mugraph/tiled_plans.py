@@ -1,5 +1,5 @@
 """A plan with its tiles: the muGraph at the goal's own sizes, at small ones, and with names for
-those that a run gives."""
+sizes that are known only at run time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TiledPlan:
     safe: tuple[Stabilisation, ...]
     sizes: TileSizes
     tiled: frozenset[str] = frozenset()
-    """Labels of which a kernel has no tile as long as they are, whatever their size."""
+    """Labels that no kernel has as a whole tile, independent of their size."""
     narrow: bool = True  # whether kernels hand over means in half precision
 
     @property
@@ -110,9 +110,9 @@ class TiledPlan:
 
 
 def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
-    """In their order, except that a plan with the slowest kernel of another one comes again only
-    after each such kernel has come: a tuner that measures the first few then sees that many
-    different kernels, and not one beside many that follow it."""
+    """Reorder plans so that a second plan with the same slowest kernel comes only after all other
+    slowest kernels. A tuner that measures the first few plans then measures as many different
+    kernels."""
     seen: Counter[tuple[object, ...]] = Counter()
     times = []
     for each in candidates:
@@ -126,9 +126,9 @@ def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
 def with_forms(
     candidates: Sequence[TiledPlan], possible: Callable[[TiledPlan], bool] = lambda _: True
 ) -> list[TiledPlan]:
-    """In their order, but behind the first one the best of each other form, the simplest first: of
-    clusters or none, and by the number of kernels. The model is furthest off between forms, so the
-    first candidates to be measured include some of each.
+    """Move the best plan of each other form behind the first one, the simplest form first: with or
+    without clusters, and by the number of kernels. The model is least accurate between forms, so
+    the first measured candidates include some of each.
 
     Where the first one has no product of matrices, which tensor cores compute, the best that has
     one and is `possible` is the second, however far behind.

@@ -2,7 +2,7 @@
 
 That of a GPU is fitted to measurements (`kernel_seconds.py`). A kernel for a CPU takes the longest
 of its bytes, those that are there once and those that blocks move, its operations, and the latency
-of its iterations. It ranks; only a measurement tells the time.
+of its iterations. The model only ranks; a measurement gives the time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from taso_mirage.mugraph.structures import Plan, PlannedKernel, labels_of
 from taso_mirage.mugraph.tile_work import STORED, KernelWork, TileSizes, TileWork
 
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
-"""How many blocks and how many iterations a kernel may have; None leaves it open."""
+"""The permitted numbers of blocks and iterations of a kernel; None for any."""
 
 
 GRID_DIMS = 3
 NEAR = 0.02
-"""Predictions within such a share of each other are the same."""
+"""The relative difference below which predictions are equal."""
 TAIL = 0.05
-"""Where each thread has one block, a part of that size of its time is lost, for one of them is
-interrupted and nobody helps it."""
+"""The share of time that is lost if each thread has one block, because one of them is interrupted
+and no other thread helps it."""
 SHARES = tuple(2**i for i in range(8))
-"""Into how many equal shares a label is cut for a few threads."""
+"""The numbers of equal shares into which a label is cut for a few threads."""
 AHEAD = 4
 """Iterations whose loads are under way at a time."""
 FEW = 3
@@ -46,7 +46,8 @@ BY_WORDS, HELD = 0.25, 64 * 1024
 relative to its time by computing; and the bytes of weights that a kernel's block holds in
 registers."""
 EXCHANGED = 48 * 1024
-"""Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
+"""The largest number of bytes that the blocks of a cluster combine; they are in static shared
+memory."""
 WIDE = 512
 """The most elements of a label that may be whole in a block of a GPU: the values of a latent
 head."""

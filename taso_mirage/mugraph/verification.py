@@ -25,12 +25,12 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 ATTEMPTS = 16
-"""How often tests are drawn again in place of those that divide by zero."""
+"""The largest number of times that tests which divide by zero are replaced."""
 EPS = float(np.finfo(np.float32).eps)
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that a kernel can give; a goal that is larger in float64 requires nothing."""
 SLACK = 64
-"""How many times the error of rounding the inputs to float32 a kernel may make."""
+"""The largest error of a kernel, relative to the error of rounding the inputs to float32."""
 AGAIN = 2
 """Tests in the field of a muGraph that was tested before, at its real sizes."""
 UNDERFLOW = 1e-30
@@ -38,8 +38,8 @@ UNDERFLOW = 1e-30
 
 
 def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Failure:
-    """Whether `mugraph` computes `goal`, over the same leaves at fixed sizes; a failure says why
-    not."""
+    """Whether `mugraph` computes `goal`, over the same leaves at fixed sizes; a failure gives the
+    reason."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
         why = f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not"
@@ -223,7 +223,7 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
 
 def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
-    if is_stored(type.dtype):  # no rounding of them says how far float32 may be off, so they are near 1
+    if is_stored(type.dtype):  # their rounding does not bound the error of float32, so they are near 1
         return rng.normal(size=shape).astype(numpy_dtype(type.dtype))
     if type.dtype in BYTES:
         limits = np.iinfo(type.dtype)

@@ -77,7 +77,7 @@ def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> 
 def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
     """A copy of a reader in which a branch replaces a node."""
     copy = reader.copied()
-    copy.tried = TRIED  # no trials within trials
+    copy.tried = TRIED  # no nested trials
     copy.put(node, branch)
     return copy
 

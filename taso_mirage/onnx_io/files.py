@@ -70,7 +70,7 @@ def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or with a zero byte
+    except (OSError, ValueError):  # a name that is too long, or contains a zero byte
         return False
 
 
@@ -153,7 +153,7 @@ def _parsed(file: BinaryIO, path: Path) -> ir.Model:
         raise
     except OSError as error:
         raise InvalidModel(f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # protobuf raises many kinds on damaged bytes
+    except Exception as error:  # protobuf raises many kinds of errors for damaged bytes
         raise _damaged(str(path), error) from None
     return _converted(proto, str(path))
 
@@ -163,7 +163,7 @@ def _converted(proto: onnx.ModelProto, name: str) -> ir.Model:
         return from_proto(proto)
     except (MemoryError, InvalidModel):
         raise
-    except Exception as error:  # onnx-ir raises many kinds, too
+    except Exception as error:  # onnx-ir also raises many kinds of errors
         raise _damaged(name, error) from None
 
 
@@ -278,7 +278,7 @@ def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except OutputError:
         raise
-    except Exception as error:  # onnx-ir and protobuf raise many kinds on models that cannot be written
+    except Exception as error:  # onnx-ir and protobuf raise many kinds of errors for models that cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
     for tensor in sources if names else []:
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() in old:

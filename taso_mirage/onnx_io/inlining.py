@@ -20,7 +20,7 @@ def without_functions(model: Model) -> Model:
     if not any(map(_may_go, source.functions.values())):
         return model
     try:
-        copy = source.clone()  # refuses a node that uses a value that nothing gives
+        copy = source.clone()  # rejects a node that uses an undefined value
         copy.meta.update(source.meta)
         InlinePass(criteria=_may_go)(copy)
     except (PassError, ValueError, LookupError, RuntimeError):

@@ -31,7 +31,9 @@ def as_tensor(weight: Any) -> Any:
         return weight
     if weight not in _TENSORS:
         array = weight.numpy()
-        _TENSORS[weight] = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))  # numpy makes a vector of rank 0
+        _TENSORS[weight] = ir.Tensor(
+            np.ascontiguousarray(array).reshape(array.shape)
+        )  # numpy turns rank 0 into a vector
     return _TENSORS[weight]
 
 

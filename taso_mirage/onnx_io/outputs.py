@@ -27,7 +27,7 @@ def workspace(path: Path) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    finally:  # an interrupt may come at any moment, while the folder is removed, too
+    finally:  # an interrupt may come at any moment, also while the folder is removed
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -41,7 +41,7 @@ def move(folder: Path, target: Path, names: list[str]) -> None:
         for name in names:
             os.replace(folder / name, target / name)
     except BaseException:
-        if (folder / names[-1]).exists():  # else the new model is there, and needs them
+        if (folder / names[-1]).exists():  # otherwise the new model exists and needs them
             remove(target / name for name in names[:-1])
         raise
 

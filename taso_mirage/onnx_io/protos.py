@@ -28,7 +28,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     if proto.training_info:
         raise InvalidModel("it carries training graphs; export it for inference")
     for text in _texts(proto):
-        if not isinstance(text, str):  # protobuf returns text that is no UTF-8 as bytes
+        if not isinstance(text, str):  # protobuf returns text that is not UTF-8 as bytes
             raise InvalidModel(f"it is damaged: the text {text!r} is no UTF-8")
     _check_names(proto)
     for graph in _graphs(proto):

@@ -164,7 +164,7 @@ class _Reader:
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
             self.names.setdefault(term, name)
             return term
-        if dtype == "bool" and uniform(flat := tensor.numpy().reshape(-1)):  # a mask that masks nothing
+        if dtype == "bool" and uniform(flat := tensor.numpy().reshape(-1)):  # a mask without effect
             return get("expand").term(constant(flat[:1].reshape(())), shape=shape)
         name = self._free_name(name, tensor)
         self.weights[name] = tensor

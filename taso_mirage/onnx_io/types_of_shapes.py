@@ -41,7 +41,7 @@ def named(values: Sequence[Dim | None]) -> tuple[Size, ...]:
 
 
 def of_same_rank(rule: TypeRule) -> TypeRule:
-    """A rule for an operator that keeps the rank, whatever else is not known."""
+    """A rule for an operator that keeps the rank; only the rank is known."""
 
     @wraps(rule)
     def ranked(asked: AskedNode) -> Sequence[TypedOutput]:

@@ -17,15 +17,15 @@ from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.typed_nodes import TypedOutput
 
 NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
-"""Words of exporters for a dim that they know nothing about, as "?" is one; two such dims need not
-be equal."""
+"""Names that exporters give to unknown dims, such as "?"; two such dims need not be equal."""
 
 
 class ValueTypes:
     """The types of the values of one model, of which the inputs come first.
 
-    `known`: the symbols whose sizes a tensor tells when the model runs; `input_sizes`: those of the
-    inputs. `elsewhere`: the value whose declaration another one has, because both are one term.
+    `known`: the symbols whose sizes can be read from a tensor at run time; `input_sizes`: the
+    symbols of the inputs. `elsewhere`: the value whose declaration holds for another one, because
+    both are one term.
     """
 
     def __init__(self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value], inputs: Sequence[ir.Value]) -> None:
@@ -36,13 +36,13 @@ class ValueTypes:
         self.input_sizes = set(self.known)
 
     def copied(self) -> Self:
-        """The types from here on, which change nothing of these."""
+        """A copy that continues from this state."""
         other = copy(self)
         other.own_symbols, other.known = self.own_symbols.copy(), self.known.copy()
         return other
 
     def of(self, value: ir.Value) -> Tensor:
-        """The type that the file declares; one that is no tensor's has its text as the dtype."""
+        """The declared type; a type that is no tensor type has its text as the dtype."""
         if not isinstance(value.type, ir.TensorType):
             return Tensor("unknown" if value.type is None else str(value.type), None)
         if value.shape is None:
@@ -51,8 +51,8 @@ class ValueTypes:
         return Tensor(dtype_name(value.type.dtype), dims)
 
     def dim(self, dim: int | ir.SymbolicDim) -> Dim:
-        """A dim whose symbols can be read off a tensor when the model runs; others become symbols
-        of their own."""
+        """A dim whose symbols can be read from a tensor at run time; any other dim becomes a new
+        symbol."""
         if isinstance(dim, int):
             return dim if dim >= 0 else self._own_symbol(None)
         text = dim.value
@@ -85,13 +85,13 @@ class ValueTypes:
 
     @cached_property
     def _inferred(self) -> dict[str, ir.Value]:
-        """Values by name after symbolic shape inference by the library; asked for only when an
+        """Values by name after symbolic shape inference by the library, which runs only if an
         opaque node needs it."""
         return inferred(self._named_sizes())
 
     def _named_sizes(self) -> ir.Model:
-        """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak
-        of them."""
+        """A copy of the model whose inputs have the dims of the terms, so that inferred sizes refer
+        to them."""
         copy, types = self.source.clone(), {v.name: type for v, type in self.inputs.items()}
         for value in copy.graph.inputs:
             type = types.get(value.name)
@@ -100,7 +100,7 @@ class ValueTypes:
         return copy
 
     def ruled(self, value: ir.Value, typed: TypedOutput, names: dict[str, Dim]) -> Tensor:
-        """A type by a rule: sizes that only a run can tell are those that the file gives, or new
+        """A type by a rule. Sizes that are known only at run time are those of the file, or new
         symbols."""
         dtype, shape = typed
         value = self.elsewhere.get(value, value)
@@ -112,7 +112,7 @@ class ValueTypes:
         return Tensor(dtype, tuple(dims))
 
     def output(self, value: ir.Value) -> Tensor:
-        """The type that the file declares, or that the library infers where a dim has no name."""
+        """The declared type, or the type that the library infers if a dim has no name."""
         value = self.elsewhere.get(value, value)
         if value.type is None or value.shape is None or any(_nameless(d) for d in value.shape):
             found = self._inferred.get(str(value.name))

@@ -384,7 +384,7 @@ def declare(value: ir.Value, type: Tensor) -> None:
         string = type.dtype == "string"
         dtype = ir.DataType.STRING if string else ir.DataType.from_numpy(numpy_dtype(type.dtype))
     except TypeError:
-        return  # sequences and the like: shape inference of the reader's tool will know
+        return  # sequences and similar types are left to the shape inference of the reader
     value.type = ir.TensorType(dtype)
     if type.shape is not None:
         value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])

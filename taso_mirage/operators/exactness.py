@@ -47,7 +47,7 @@ def agrees(node: Node, operands: Sequence[Any]) -> bool:
         return True
     numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]
     below = min(EXACT, 2 if node.dtype == "bool" else np.iinfo(node.dtype).max + 1)
-    return all(numbers) and (traits(node).exact or _sums)(numbers, below)  # none at all: a mean of nothing
+    return all(numbers) and (traits(node).exact or _sums)(numbers, below)  # no elements: a mean of an empty set
 
 
 def _sums(numbers: Sequence[Sequence[int]], below: int) -> bool:

@@ -282,7 +282,7 @@ def _dim(value: Any) -> Dim:
 
 REGISTRY: dict[str, Op] = {}
 _KINDS: dict[Any, Callable[[Any], Any]] = {
-    int: _dim,  # a size, until the run fixes it
+    int: _dim,  # a size that is known only at run time
     float: float,
     str: lambda v: v.decode() if isinstance(v, bytes) else str(v),
     Ints: lambda v: tuple(int(x) for x in v),

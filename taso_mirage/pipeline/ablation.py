@@ -105,7 +105,7 @@ class Ablation:
         """The number of models that fit into one comparison with the current one, by remaining time
         and memory."""
         fitting = BYTES // max(weight_bytes(self.current.model), 1)
-        rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a limit of time
+        rounds = (self.end - time.monotonic()) / (ROUNDS * self.pace)  # infinite without a time limit
         return min(most, WIDE, max(fitting, 1), int(min(rounds, WIDE + 1)) - 1)
 
 

@@ -72,8 +72,8 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The results by predicted costs alone: those of the passes as in `Start`, the seconds that the
-    passes took, and the best candidate of these and a short search."""
+    """The results by predicted costs alone: the results of the passes as in `Start`, the seconds
+    that they took, and the best candidate of these and a short search."""
 
     normal: Model
     steps: list[RewriteStep]
@@ -127,7 +127,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     made = [m.equation for m in found.found]
     progress = partial(job.progress, "search")
     ways = list(product(start.rewriters, STRATEGIES[job.config.strategy]))
-    if not measures_search(job):  # then all costs are on one scale
+    if not measures_search(job):  # so that all costs are on one scale
         problem.rewriter.measure_until(0.0)
         ways = []
     for share, (rewriter, strategy) in zip(shares(start.budget, len(ways)), ways, strict=False):

@@ -242,7 +242,7 @@ class _Checking:
             failed = [d for d in differences if not d.passed]
             if failed and not self._equal_in_float64(chosen.model, chosen.steps, chosen.target, failed):
                 return "together with other rewrites it is not right in float64"
-            if any(d.region for d in failed):  # how far these move the outputs
+            if any(d.region for d in failed):  # the effect of these on the outputs
                 differences = self._whole(chosen.model, chosen.target)
                 failed = [d for d in differences if not d.passed]
             found = list(self._in_steps(chosen, failed))

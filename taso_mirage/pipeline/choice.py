@@ -186,7 +186,7 @@ class Choosing:
         if self.job.stop.asked and self._unclear(candidate, timing):
             self.job.remarks.append(INTERRUPTED)
             return Choice(candidate, timing, normal, session)
-        if not self._taken(candidate, timing) and target == self.problem.target:  # else it does not load
+        if not self._taken(candidate, timing) and target == self.problem.target:  # otherwise it does not load
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{_chance(timing)}: {KEPT}"
             return Choice(None, timing, normal)
         if not timing.faster:

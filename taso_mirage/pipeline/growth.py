@@ -79,7 +79,7 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
 
     most = max(GROWTH * _weight_bytes(outputs), _weight_bytes(outputs) + LITTLE)
     enough = bisect_left(range(len(kinds) + 1), True, key=lambda n: read(kinds[:n]) <= most)
-    if not 0 < enough <= len(kinds):  # something else makes it large
+    if not 0 < enough <= len(kinds):  # something other than weights makes it large
         return candidate
     left_out = kinds[:enough]
     remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow permits this"

@@ -1,7 +1,5 @@
-"""The seconds that options with another layout save, by known costs alone.
-
-A GPU computes convolutions of half precision with channels last. Without such options the runtime
-copies images to and from that layout."""
+"""The predicted saving by another layout of a target's options. A GPU computes convolutions in half
+precision with channels last, and otherwise copies images to and from that layout."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def _copies(node: Node) -> bool:
 
 
 def _images(node: Node, sizes: Mapping[str, int]) -> Iterator[int]:
-    """Bytes of what a convolution reads and gives."""
+    """Bytes of the operands and the result of a convolution."""
     for image in (node.args[0], node):
         try:
             yield size(sized(image.tensor, sizes))

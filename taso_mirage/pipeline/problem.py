@@ -128,8 +128,7 @@ def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:
 
 def rewriter_for(job: Job, problem: Problem, target: Target, measured: bool = True) -> Rewriter:
     """The rewriter of the same problem for a target with other options, or by predicted costs
-    alone. What the runtime was asked about operators, and the values of weights, is known to
-    both."""
+    alone. Both share the runtime's answers about operators and the values of weights."""
     known, cache = problem.rewriter, job.cache if job.config.measure and measured else None
     about = problem.model, target, problem.workloads, known.equations, problem.weights
     made = Rewriter(*about, cache, job.executor, problem.proofs, known.known.available)

@@ -147,8 +147,8 @@ def search_seconds(job: Job) -> float:
 
 
 def measures_search(job: Job) -> bool:
-    """Whether mutants and search have the time to measure operators; where they have not, the
-    search by predicted costs is all, and kernels have the time."""
+    """Whether mutants and search have enough time to measure operators. Otherwise only the search
+    by predicted costs runs, and kernels get the time."""
     short = not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
     return not short or search_seconds(job) >= MEASURING
 

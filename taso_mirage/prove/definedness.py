@@ -145,7 +145,7 @@ class Definedness(Meaning[Partial]):
         flag = self.unsettled(a)
         return self._without(
             value, [flag and self.xp.cumulate(np.add, flag, axis)]
-        )  # how often, which is more than 0 where it is once
+        )  # the number of occurrences, which is positive if there is one
 
     # ------------------------------------------------------------ structure
 

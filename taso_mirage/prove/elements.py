@@ -173,7 +173,7 @@ class Elements(Meaning[Element]):
                 joined = self.indices.joined(given, more)
                 if joined is not None:
                     found.append((joined, value))
-            if len(found) > CASES:  # before they are many: their number is a product
+            if len(found) > CASES:  # simplified early, because the number of cases is a product
                 raise Unprovable(f"more than {CASES} cases")
         return merged_cases(found)
 

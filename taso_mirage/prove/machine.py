@@ -348,7 +348,7 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
         p = wrapped_value(algebra, p, old)
         counts = p.number is None and algebra.as_dim(p) is not None
         exact = old == "bool" or (not counts and representable(algebra, p, new))
-        if not exact and not counts and new in ("float32", "float64"):  # one rounding, as from a float
+        if not exact and not counts and new in ("float32", "float64"):  # a single rounding, as from a float
             return algebra.apply(rounding(new), p)
         return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):

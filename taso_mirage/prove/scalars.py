@@ -189,7 +189,7 @@ class Scalars:
         """The form of 1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) =
         a. A factor that may be 0 does not cancel."""
         if not p.terms:
-            return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
+            return self.poly("inv", p)  # 1/0 is some fixed number, of which nothing else is known
         if len(p.terms) > 1:
             return quotients.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()

@@ -1,2 +1,2 @@
-"""The regions of a model that a search for kernels is worth on: which they are, their canonical
-graphs, and their places."""
+"""The regions of a model for which a search for kernels is worthwhile: their choice, their
+canonical graphs, and their places."""

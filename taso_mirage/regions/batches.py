@@ -1,16 +1,16 @@
-"""Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there
-is.
+"""Regions whose leading dims are known only at run time: the kernel of one sample is run for every
+sample.
 
 The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as
 one of a single sample, where they are 1; its blocks are launched once for every sample
-(`mugraph.Batch`). That is right where no sample's result depends on another sample. It is fast at
-every number of samples where all of them share no more memory than each has of its own: that is
-read once for every sample.
+(`mugraph.Batch`). This is correct if no sample's result depends on another sample. It is fast at
+every number of samples if all of them share no more memory than each has of its own, because shared
+memory is read again for every sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.dims import Dim, Symbolic, symbols
-from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.model import random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.meanings.reals import EXACT
@@ -29,12 +28,11 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.labels import label
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
-from taso_mirage.regions.canonical import SymbolSizes, canonical_region
-from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
-from taso_mirage.regions.fragments import RegionSite, fragments
+from taso_mirage.regions.canonical import canonical_region
+from taso_mirage.regions.fragments import RegionSite
 
 SAMPLES = (2, 3), (5, 2)
-"""Sizes of the free dims, in turn, that samples are compared at."""
+"""The sizes of the free dims at which samples are compared."""
 LARGER = 2
 """How many times the usual sizes the largest are at which kernels are compared."""
 CLOSE = 1e-9
@@ -65,40 +63,6 @@ class EqualRegions:
         usual = dict(self.measured)
         larger = {name: LARGER * size for name, size in self.measured}
         return [usual, dict.fromkeys(usual, 1), larger] if usual else []
-
-
-def equal_regions(
-    model: Model,
-    sizes: SymbolSizes,
-    lanes: int,
-    batched: bool,
-    prepared: PreparedKinds | None = None,
-    late: Callable[[], bool] = lambda: False,
-    report: ErrorReport = raised,
-) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
-    """The regions of a model with their places, and the free dims of those that are left out.
-
-    With `batched` one with free dims runs at all sizes or is left out. Without, every free dim is
-    at its size.
-    """
-    found: dict[EqualRegions, list[RegionSite]] = {}
-    left_out: set[str] = set()
-    known: Known = {}
-    for whole, sites in fragments(model, sizes, lanes, batched, prepared, late=late, report=report).items():
-        for site in sites:
-            seen = symbols_in([*site.inputs, *site.outputs])
-            hidden = symbols_in(region_members(site)) - seen
-            kind: EqualRegions | None = None
-            with contained(operators_of(whole), report):
-                if batched and seen and not hidden:
-                    kind = batched_kind(site, whole, seen, known)
-                elif not (hidden and (batched or not seen)):  # else nothing would tell one size from another
-                    kind = EqualRegions(whole, whole)
-            if kind is not None:
-                found.setdefault(kind, []).append(site)
-            else:
-                left_out |= seen | hidden
-    return found, left_out
 
 
 def symbols_in(nodes: Iterable[Node]) -> set[str]:
@@ -162,7 +126,7 @@ def batch_of(site: RegionSite) -> Batch | None:
 
 
 def _name(dim: Dim) -> bool:
-    """Whether a dim is a name alone: whatever its size, a run can have it as 1."""
+    """Whether a dim is a plain name, so that it can be 1 in a run."""
     return isinstance(dim, Symbolic) and len(symbols(dim)) == 1 and str(dim) in symbols(dim)
 
 

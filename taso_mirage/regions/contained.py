@@ -14,7 +14,7 @@ ErrorReport = Callable[[str, Exception], None]
 
 
 def raised(region: str, error: Exception) -> None:
-    """For those who want no other regions then."""
+    """An error handler that raises the error."""
     raise error
 
 

@@ -1,18 +1,18 @@
-"""The regions of a model that a kernel search is worth on: norms with their linear layers,
+"""The regions of a model for which a kernel search is worthwhile: norms with their linear layers,
 attention, gates, elementwise chains.
 
 A region grows from a product, then from the folds and chains that are left, over operators that
 have labels (`labels.label`). It is convex, also once the other regions are one term each, so that
-all can be replaced. A linear layer of many rows stays outside: it is bound by operations, and a
-library's product does it best. A fold after a linear layer waits for all of its columns, so a
-region ends there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a
-region have the same labels, which its grid can cut; where kernels can run beside each other,
-results of other labels are lanes (`horizontal.py`), of which no two compute the same product.
-Regions are judged by the work of their operators, not by their number: a fused operator of a
-runtime is a region alone, and one of several results is in it with all that reads them. A term with
-kernels that prepare weights is a region first, where a back end has those (`forms.base.form`). An
-operator that only repeats elements (the heads that queries share) is in it where something depends
-on all of them.
+all can be replaced. A linear layer of many rows stays outside, because it is bound by operations,
+and libraries compute it best. A fold after a linear layer waits for all of its columns, so a region
+ends there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region
+have the same labels, which its grid can cut; where kernels can run beside each other, results of
+other labels are lanes (`horizontal.py`), of which no two compute the same product. Regions are
+judged by the work of their operators, not by their number: a fused operator of a runtime is a
+region alone, and one of several results is in it with all that reads them. A term with kernels that
+prepare weights is a region first, where a back end has those (`forms.base.form`). An operator that
+only repeats elements (the heads that queries share) is in it where something depends on all of
+them.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from taso_mirage.regions.quantized_products import of_integers, operands_read, s
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels
 
 OPERATORS, INPUTS = 24, 8
-"""The most operators of a region, and the most inputs of one of its lanes."""
+"""The largest number of operators of a region, and of inputs of one of its lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
 PRODUCTS = 2
-"""Products, one on the result of the other, of a region."""
+"""The largest number of successive products of a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,14 @@ def fragments(
     lanes: int = 1,
     batched: bool = False,
     prepared: PreparedKinds | None = None,
-    free: bool = False,
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
     with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
-    number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is in
-    single precision. A term that `prepared` has kernels for is a region first. Errors are
-    reported."""
-    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
+    number of rows is in none, as it may get many, unless it is in single precision. A term that
+    `prepared` has kernels for is a region first. Errors are reported."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, report)
     if prepared is not None:
         with contained("prepared weights", report):
             growing.prepare(prepared)
@@ -152,11 +150,10 @@ class _Growing:
         sizes: SymbolSizes,
         lanes: int,
         batched: bool,
-        free: bool,
         report: ErrorReport = raised,
     ) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
-        self.batched, self.free, self.report = batched, free, report
+        self.batched, self.report = batched, report
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -212,9 +209,8 @@ class _Growing:
         return self._computes(self.fragment(members)) > (0 if slow else 1)
 
     def _single(self, node: Node) -> bool:
-        """Whether a GPU computes a term in single precision, of sizes that kernels take."""
-        single = self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
-        return single and (self.free or all(isinstance(n, int) for n in node.shape))
+        """Whether a GPU computes a term in single precision."""
+        return self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are those used outside."""

@@ -1,9 +1,9 @@
 """Regions whose kernels read their sizes at run time: any dims may be free.
 
 A region is searched at one instance of its free sizes, and the result is typed again with names in
-their place (`free.py`). That is right where the labels that the search reads off the instance are
-those of every size: dims of one label have one name, and the labelled goal at other sizes is the
-region at those.
+their place (`free.py`). This is correct if the labels that the search derives from the instance
+hold at every size: dims of one label have one name, and the labelled goal at other sizes is the
+region at those sizes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LEAST, LARGEST = 2, 64
 """The size of a free dim where kernels are tested, at least: a label of one element is none. And
 the largest factor on these sizes, where dims are quotients of them."""
 MANY = 1 << 24
-"""Elements of a region's inputs from which on the first two of those have to do: float64 takes
-seconds for each."""
+"""The number of elements of a region's inputs from which only the first two sets of sizes are
+compared, because float64 takes seconds for each."""
 FreeKnown = dict[tuple[Graph, FreeSizes], bool]
 
 
@@ -66,7 +66,7 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, sites in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
+    for goal, sites in fragments(model, instances, lanes, batched, prepared, late, report).items():
         for site in sites:
             seen = symbols_in([*site.inputs, *site.outputs])
             hidden = symbols_in(region_members(site)) - seen
@@ -74,7 +74,7 @@ def free_regions(
             with contained(operators_of(goal), report):
                 kind = free_kind(site, goal, sizes, known, prepared) if seen and not hidden else None
             with contained(operators_of(goal), report):
-                if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
+                if kind is None and not (hidden and (batched or not seen)):  # sizes could not be distinguished
                     fixed = resized(site, sizes) if seen else goal
                     kind = _other(site, fixed, batched and bool(seen))
             if kind is None:

@@ -1,5 +1,5 @@
-"""A goal whose results do not share their labels, as goals that run beside each other (horizontal
-fusion).
+"""Horizontal fusion: a goal whose results do not share their labels, as several goals that run in
+parallel.
 
 One grid cannot cut results that have other labels: the queries, keys and values of one norm, or a
 block's result and the sum that it leaves for the next. Each such set of results is a *lane*, with

@@ -1,4 +1,4 @@
-"""Questions of the search for regions about operators with quantized weights."""
+"""Properties of operators with quantized weights for the search for regions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def sums_integers(node: Node) -> bool:
 
 
 def operands_read(graph: Graph) -> int:
-    """How many inputs a graph has, quantized weights as one with their scales and zeros."""
+    """The number of inputs of a graph; a quantized weight with its scales and zero points counts as
+    one."""
     more = [[a for a in n.args[2:] if a is not ABSENT] for n in graph if traits(n).quantized]
     return len(graph.inputs) - sum(map(len, more))

@@ -1,5 +1,5 @@
-"""The regions of a model, each searched within its share of a budget, and the cost model's
-prediction for its operators one by one.
+"""A survey of a model's regions: each is searched within its share of a budget, and the cost model
+predicts its operators one by one.
 
 The results are a plain value for `json.dump`, so that a survey continues where it was interrupted.
 """
@@ -34,8 +34,8 @@ SINGLE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A region with its best muGraph, or why there is none, and the predicted seconds of its
-    operators as a kernel each."""
+    """A region with its best muGraph, or the reason why there is none, and the predicted seconds of
+    one kernel for each of its operators."""
 
     region: KernelRegion
     found: FoundMuGraph | None
@@ -56,7 +56,7 @@ class Surveyed:
 
 
 class SurveyStopped(Exception):
-    """The survey was told to stop."""
+    """Raised when the survey is stopped."""
 
 
 def survey(
@@ -100,7 +100,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
         raise
     except TasoMirageError as error:
         problem = str(error)
-    except Exception as error:  # a bug; it must not cost the results of the other regions
+    except Exception as error:  # a bug, which must not lose the results of the other regions
         problem = f"internal error, please report it: {type(error).__name__}: {error}"
     apart = sum(_single(node, single, progress, H100) for node in region.operators)
     return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)

@@ -20,7 +20,7 @@ from taso_mirage.rewriting.text import show_graph
 
 @dataclass(frozen=True, slots=True)
 class KernelDetails:
-    """One kernel of a program: how it is launched, and the tuner's estimate of it."""
+    """One kernel of a program: its launch, and its estimate by the tuner."""
 
     launch: TritonLaunch
     estimate: Estimate

@@ -236,7 +236,7 @@ def _instantiate(
     args = [done[a] for a in node.args]
     siblings = [a.dtype for a, p in zip(args, node.args, strict=True) if p.op != "splat" and isinstance(a.type, Tensor)]
     if siblings:
-        dtype = next((d for d in siblings if d != "bool"), siblings[0])  # the condition of a where says nothing
+        dtype = next((d for d in siblings if d != "bool"), siblings[0])  # the condition of a `where` is no information
         args = [
             constant(p.attr("value"), dtype) if p.op == "splat" and p not in conditions else a
             for a, p in zip(args, node.args, strict=True)

@@ -26,8 +26,7 @@ class MatchReason:
             self.text = reason.format(*values)
 
     def overrule(self, reason: str, *values: Any, guard: bool = False) -> None:
-        """Keep a reason whatever came before; `guard` says that the terms matched and the guard
-        failed."""
+        """Store a reason in any case. `guard`: the terms matched and the guard failed."""
         if self._kept:
             self.text = reason.format(*values)
             self._at_guard = guard

@@ -26,10 +26,10 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def library() -> Path:
-    """The custom-operator library for `register_custom_ops_library`: built on first use, then kept
-    in the user's cache folder.
+    """Return the custom-operator library for `register_custom_ops_library`.
 
-    It is the same for every model and processor. Raises RuntimeUnavailable without a C++ compiler.
+    It is built on first use, stored in the user's cache folder, and the same for every model and
+    processor. Raises RuntimeUnavailable without a C++ compiler.
     """
     sources, headers = ({name: _source(name) for name in names} for names in (LIBRARY, HEADERS))
     command, folder = [*compiler(), *SHARED], cache_folder()
@@ -64,7 +64,7 @@ def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path |
 
 
 def _object(text: str, command: Sequence[str], folder: Path, headers: Mapping[str, str] = NO_HEADERS) -> Path:
-    """A compiled source, which stays where the whole is cut short."""
+    """A compiled source, which is kept even if the whole build is interrupted."""
 
     def make(place: Path) -> Path:
         for name, content in {**headers, "source.cpp": text}.items():
@@ -77,8 +77,8 @@ def _object(text: str, command: Sequence[str], folder: Path, headers: Mapping[st
 
 @cache
 def machine() -> str:
-    """A text that identifies the processor that `-march=native` stands for: a cache folder may be
-    shared between machines."""
+    """A text that identifies the processor of `-march=native`, because machines may share a cache
+    folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def machine() -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries lie, see `builds.private_folder`."""
+    """The folder of compiled libraries; see `builds.private_folder`."""
     return private_folder("runtime")
 
 

@@ -1,5 +1,5 @@
-"""Kernels into a model: a region of terms becomes one node, which calls a kernel or the region's
-own computation (see `kernel_functions`)."""
+"""Insertion of kernels into a model: a region of terms becomes one node, which calls a kernel or
+the region's own computation (see `kernel_functions`)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from taso_mirage.runtime.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
 __all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed", "embedded"]
 STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
-"""Different kernels that a model may have for a target; cpp/library.cpp registers as many names."""
+"""The largest number of different kernels of a model for a target; cpp/library.cpp registers as
+many names."""
 FUNCTIONS_SINCE = 8
 """The first IR version whose models have functions."""
 LARGEST = 1 << 16
-"""Elements of a constant, at most, that a function keeps inside."""
+"""The largest number of elements of a constant inside a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class EmbeddedRegion:
 
     @staticmethod
     def of(goal: Graph, inputs: Sequence[Node], kernel: PlannedNode) -> EmbeddedRegion:
-        """Where a model computes `goal`, which the kernel was found for, on these terms of its own:
-        the outputs follow from it."""
+        """The place where a model computes `goal`, for which the kernel was found, on its own
+        terms; the outputs follow from it."""
         outputs = substitute(goal.outputs, dict(zip(goal.inputs, inputs, strict=True)))
         return EmbeddedRegion(tuple(inputs), outputs, kernel)
 
@@ -74,14 +75,14 @@ class EmbeddedRegion:
 
     @property
     def free(self) -> bool:
-        """Whether it has sizes that only a run fixes, and its kernel has not."""
+        """Whether the region has sizes that are known only at run time but its kernel has not."""
         sizes = [n for node in (*self.inputs, *self.outputs) for n in node.shape]
         return not self.kernel.free and any(not isinstance(n, int) for n in sizes)
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raise IllTyped, with the place and both types, unless the kernel has the region's
-        operands and results at these sizes; a dim that has a name in the kernel may be any, but of
-        every tensor the same."""
+        operands and results at these sizes. A dim with a name in the kernel may have any size, but
+        the same in every tensor."""
         named: dict[Dim, Dim] = {}
         for word, nodes, types in (
             ("input", self.inputs, self.kernel.inputs),
@@ -119,10 +120,10 @@ def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, i
 
     Where the custom-operator library is registered (`runtime.register`) a node runs its kernel,
     elsewhere a function, which is made of the region's own terms. Regions may read the results of
-    others. Equal kernels are in the file once. Arranged weights are weights of the model's own, and
-    those that nothing reads any more are left out. The sources travel in the metadata. `sizes` are
-    of the model's free dims: a region with such a dim runs its kernel at these sizes, and its own
-    terms at others.
+    others. Equal kernels are in the file once. Pre-transposed weights become weights of the model,
+    and weights without readers are left out. The sources travel in the metadata. `sizes` are of the
+    model's free dims: a region with such a dim runs its kernel at these sizes, and its own terms at
+    others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
     the model does not have or that cannot be a function, for too many kernels, or for a model with
@@ -265,7 +266,8 @@ class _Names:
 def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
     """A term that is true at these sizes.
 
-    Every free dim of every input is asked: a runtime lets two of one name differ.
+    Every free dim of every input is tested, because a runtime permits two dims of one name to
+    differ.
     """
     places: dict[Node, list[tuple[int, int]]] = {}
     unknown = set(sizes)

@@ -34,9 +34,9 @@ def value(name: str, type: Tensor | None = None) -> ir.Value:
 
 
 def computation(name: str, original: Graph, opsets: Opsets, attributes: Iterable[str] = ()) -> ir.Function:
-    """The terms as ONNX writes them, constants as nodes.
+    """A function of the terms in ONNX, with constants as nodes.
 
-    The attributes are the kernel's: the body reads none of them.
+    The attributes are those of the kernel; the body reads none of them.
     """
     body = to_ir(standalone(original, opsets)).graph
     values = list(body.initializers.values())
@@ -65,7 +65,7 @@ def call(name: str, kernel: str, original: Graph, opsets: Opsets, attributes: Ma
 def choice(
     name: str, kernel: str, other: str, original: Graph, opsets: Opsets, attributes: Mapping[str, str]
 ) -> ir.Function:
-    """A function whose first input says whether the kernel runs, or the function `other`."""
+    """A function whose first input selects the kernel or the function `other`."""
     fits, inputs = value("fits"), _values("x", len(original.inputs))
     nodes, shown = _shown(inputs, original)
     branches = []
@@ -107,10 +107,10 @@ def _values(stem: str, count: int) -> list[ir.Value]:
 
 
 def _shown(inputs: Sequence[ir.Value], original: Graph) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The inputs of a function as the call in it takes them.
+    """The inputs of a function for the call in it.
 
-    ONNX Runtime learns from an operator of ONNX's own that a function takes floats of 8 bits, and
-    drops that operator.
+    An ONNX operator on each 8-bit float tells ONNX Runtime the type of the input; the runtime
+    removes that operator.
     """
     nodes, found = list[ir.Node](), list[ir.Value]()
     for each, leaf in zip(inputs, original.inputs, strict=True):

@@ -1,5 +1,5 @@
-"""A kernel as the attributes of its node say it: a plan (its format stands in cpp/plan.h), and
-compiled images."""
+"""A kernel in the attributes of its node: a plan (cpp/plan.h describes the format), and compiled
+images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = frozenset(
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
     """A node's kernel: `images` are compiled for CUDA; `source` is the C++ that is compiled where
-    the model is loaded, or Triton's, which is there only for reading. `entry` names it."""
+    the model is loaded, or the Triton source, which is only for inspection. `entry` is its name."""
 
     target: str
     entry: str
@@ -39,12 +39,12 @@ class PlannedNode:
 
     @property
     def free(self) -> bool:
-        """Whether it has sizes that only a run fixes."""
+        """Whether the kernel has sizes that are known only at run time."""
         return any(not isinstance(n, int) for type in (*self.inputs, *self.outputs) for n in type.shape or ())
 
     @property
     def attributes(self) -> dict[str, str]:
-        """All are text."""
+        """The attributes of the node; all are text."""
         return {"plan": self.plan} | {f"image_{i}": b64encode(x).decode() for i, x in enumerate(self.images)}
 
 
@@ -91,7 +91,7 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_ranges(graph, before).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
-    prepared = " prepared" if any(map(prepares, graph)) else ""  # a word that older libraries do not know
+    prepared = " prepared" if any(map(prepares, graph)) else ""  # a keyword that older libraries reject
     prepared += " sizes" if has_free_sizes(graph) else ""
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
     return PlannedNode(
@@ -176,13 +176,14 @@ def _map(map: TensorMap) -> str:
 
 
 def sealed(lines: Iterable[str]) -> str:
-    """A plan of these lines: the last one is their checksum."""
+    """A plan of these lines, followed by their checksum."""
     text = "".join(line + "\n" for line in lines)
     return f"{text}check {zlib.crc32(text.encode()):08x}\n"
 
 
 def _type(buffer: TritonBuffer, free: Sequence[str]) -> Tensor:
-    """In scratch memory the samples are one behind the other, whatever the dims of one are."""
+    """The type of a scratch buffer: samples are stored one after the other, independent of the dims
+    of one."""
     if not buffer.batched:
         return Tensor(buffer.dtype, buffer.shape)
     names = tuple([symbol(name) for name in free])

@@ -17,27 +17,27 @@ PLAN_FORMAT = 1
 """The version of plans and metadata; cpp/plan.h has the same."""
 FORMAT_KEY = "taso_mirage.format"
 SOURCE_KEY = "taso_mirage.cpp."
-"""Before the name of a kernel's function: the metadata that has its C++."""
+"""The prefix of the metadata key of a kernel's C++; the name of its function follows."""
 _Source = bytes | str | Path
 
 
 def register(options: Any, model: _Source | None = None, *, cuda: bool | None = None) -> list[Provider]:
-    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they
-    run the functions instead. Gives the providers with the options that the model was measured
-    with, but for a CUDA graph (`taso_mirage.session`): `onnxruntime.InferenceSession(model,
+    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without this call
+    they run the functions instead. Returns the providers with the options with which the model was
+    measured, without a CUDA graph (see `taso_mirage.session`): `onnxruntime.InferenceSession(model,
     options, providers=register(options, model))`.
 
-    `model` is the file or its bytes: the kernels for the CPU that it carries as C++ are compiled,
-    once for this machine. **So registering compiles and runs code from the model, as loading any
-    custom-operator library does: only register models that you trust.** Without `model` only
-    kernels for CUDA are found, which are compiled already.
+    `model` is the file or its bytes. Its kernels for the CPU, in C++, are compiled once for this
+    machine. **Registration compiles and runs code from the model, as loading any custom-operator
+    library does: register only models that you trust.** Without `model` only kernels for CUDA are
+    available, which are already compiled.
 
-    `cuda`: whether the session has the CUDA provider; None: whether the machine has a GPU. A
-    session on the CPU of a machine with a GPU must say False: then ONNX Runtime takes the functions
-    of the nodes that are meant for CUDA.
+    `cuda`: whether the session has the CUDA provider; None: whether the machine has a GPU. For a
+    session on the CPU of a machine with a GPU, pass False; then ONNX Runtime uses the functions of
+    the nodes for CUDA.
 
-    Raises InvalidModel for kernels of a newer version and for options that are not known,
-    RuntimeUnavailable without a C++ compiler, or on an ONNX Runtime before 1.18.
+    Raises InvalidModel for kernels of a newer version and for unknown options, and
+    RuntimeUnavailable without a C++ compiler or with an ONNX Runtime before 1.18.
     """
     wanted = _wanted(model, cuda)
     kernels = None if model is None else build_kernels(model)
@@ -47,13 +47,13 @@ def register(options: Any, model: _Source | None = None, *, cuda: bool | None = 
         options.add_session_config_entry("taso_mirage.cuda", str(int(cuda)))
     try:
         options.register_custom_ops_library(str(library()))
-    except Exception as error:  # onnxruntime's errors share no base class of its own
+    except Exception as error:  # the errors of onnxruntime have no common base class
         raise RuntimeUnavailable(f"ONNX Runtime refuses the kernels' library: {error}") from None
     return wanted.providers()
 
 
 def _wanted(model: _Source | None, cuda: bool | None) -> Stamp:
-    """The model's stamp, unless the session's provider is said to be another one."""
+    """The model's stamp, unless the session has another provider."""
     found = None if model is None else stamp.read_stamp(metadata(model))
     if cuda is None:
         return found or Stamp()
@@ -62,7 +62,7 @@ def _wanted(model: _Source | None, cuda: bool | None) -> Stamp:
 
 
 def carries_kernels(model: _Source) -> bool:
-    """Whether a model has nodes that `register` is for."""
+    """Whether a model has nodes that need `register`."""
     return FORMAT_KEY in metadata(model)
 
 
@@ -73,7 +73,7 @@ def build_kernels(model: _Source, folder: Path | None = None) -> Path | None:
     A program without Python names the file in the session's config entry `taso_mirage.kernels`,
     then registers `library()`. Raises as `register`.
     """
-    from taso_mirage.emit.cpu.native import FLAGS
+    from taso_mirage.emit.cpu.native_kernel import FLAGS
 
     known = metadata(model)
     version = known.get(FORMAT_KEY, str(PLAN_FORMAT))

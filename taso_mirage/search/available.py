@@ -63,9 +63,9 @@ class Available:
         if found[0] is None and True not in found:
             try:
                 there = self._tried(node)
-            except OutOfTime:  # which says nothing of the operator
+            except OutOfTime:  # which gives no information about the operator
                 return False
-            for key in keys if there else keys[:1]:  # one that is not there says nothing of others
+            for key in keys if there else keys[:1]:  # a missing operator gives no information about others
                 self.cache.put(self._device, key, float(there))
                 self.known[key] = there
             return there

@@ -110,7 +110,7 @@ class Config:
         if self.scheduler is not None and not self.measure:
             raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
         for pattern in () if self.allow_rounding is None else self.allow_rounding.rules:
-            _ = self.applied - pattern  # raises where no rule has such a name
+            _ = self.applied - pattern  # raises if no rule has such a name
 
     @property
     def applied(self) -> RuleSet:

@@ -87,7 +87,7 @@ class Cost:
     _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
-        return math.fsum(seconds for _, seconds in self.each(outputs))  # whatever the order of the terms
+        return math.fsum(seconds for _, seconds in self.each(outputs))  # independent of the order of the terms
 
     def each(self, outputs: Sequence[Node]) -> Iterator[tuple[Node, float]]:
         """Every term that runs, operands first, and the seconds that it adds to the graph."""
@@ -217,7 +217,7 @@ class MeasuredCost:
         if key not in self._seconds:
             target = placed(self.target, [n.op for n in fusion.terms])
             late = time.monotonic() > self.deadline
-            if late and target not in self._keys:  # not even the device is asked for
+            if late and target not in self._keys:  # not even the device is queried
                 return None
             found = self.cache.get(self.device(target), key)
             if found is None and late:

@@ -36,7 +36,7 @@ class FusionContext:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # once: a search looks up nothing as often as fusion contexts
+        # computed once, because fusion contexts are the most frequent keys of a search
         object.__setattr__(self, "_hash", hash((self.node, self.producers)))
 
     def __hash__(self) -> int:

@@ -133,7 +133,9 @@ class Context:
                 return False
             try:
                 op.to_onnx(node, self.opsets.get(op.domain, 1))
-                self._legal[node] = is_weight(node) or self.available(node)  # weights are computed ahead, here
+                self._legal[node] = is_weight(node) or self.available(
+                    node
+                )  # weights are computed in advance by this package
             except (Unsupported, IllTyped):
                 self._legal[node] = False
         return self._legal[node]
@@ -373,7 +375,7 @@ def _smaller(application: Application, uses: Mapping[Node, int], context: Contex
     before, after = (sum(map(context.estimate, terms)) for terms in (removed, added))
     if after > before * (1.0 if len(added) < len(removed) else FASTER):
         return False
-    if not all(context.legal(n) for n in new):  # asked last: it may open a session, or compute weights
+    if not all(context.legal(n) for n in new):  # tested last, because it may open a session or compute weights
         return False
     if context.slower is None or not runtime_specific(application.equation):
         return True

@@ -20,8 +20,8 @@ class RuleSet:
     """Equations of unique names, in the order in which they are tried.
 
     `a + b` has the equations of both; where both have a name, it is b's. `a - "relu.*"` leaves out
-    the equations whose names match the pattern. An equation of a set applies only in cases in which
-    it is proved, whatever its source.
+    the equations whose names match the pattern. Every equation, from any source, applies only in
+    cases in which it is proved.
     """
 
     equations: tuple[Equation, ...] = ()

@@ -239,7 +239,7 @@ class _Growth:
 
     def _tried(self, equation: Equation, new: list[tuple[Node, ...]], stop: Callable[[], bool]) -> Iterator[_Addition]:
         for outputs in new:
-            if stop():  # a cost may have to be measured
+            if stop():  # the cost may require a measurement
                 return
             for application in self._applications(equation, outputs):
                 self.matches += 1

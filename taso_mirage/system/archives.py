@@ -92,7 +92,7 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
         version = npy.read_magic(file)
         read = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0}[version[0]]
         shape, transposed, dtype = read(file, max_header_size=HEADER)
-    except Exception as error:  # Python's own parser reads it, which raises many kinds, MemoryError too
+    except Exception as error:  # Python's parser raises many kinds of errors, also MemoryError
         raise BadArchive(f"{name!r} is no array: {_said(error)}") from None
     if min(shape, default=0) < 0:
         raise BadArchive(f"{name!r} has the shape {list(shape)}")
@@ -107,7 +107,7 @@ def _damage() -> Iterator[None]:
         yield
     except (MemoryError, BadArchive):
         raise
-    except Exception as error:  # zipfile, its decompressors and numpy raise a dozen kinds on damaged bytes
+    except Exception as error:  # zipfile, its decompressors and numpy raise many kinds of errors for damaged bytes
         raise BadArchive(_said(error)) from None
 
 

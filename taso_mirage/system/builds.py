@@ -67,7 +67,7 @@ _USED: dict[str, int] = {}
 
 def _use(folder: Path, name: str) -> None:
     """Show other processes that this process uses the files of a folder until it ends."""
-    with suppress(ImportError, OSError):  # where there are no such locks, they do not
+    with suppress(ImportError, OSError):  # file systems without locks raise this
         import fcntl
 
         number = os.open(folder / USED, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -170,7 +170,7 @@ def compile_files(command: Sequence[str], limit: float = LIMIT) -> None:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # its own child processes end with it
+            start_new_session=True,  # child processes of the compiler end with it
         )
     except OSError as error:
         raise RuntimeUnavailable(

@@ -54,9 +54,11 @@ class Store:
         database = sqlite3.connect(path, timeout=5)
         try:
             database.execute("PRAGMA trusted_schema=OFF")
-            database.execute("PRAGMA synchronous=OFF")  # lost rows are found again
+            database.execute("PRAGMA synchronous=OFF")  # lost rows are computed again
             with database:
-                database.execute(self._schema("TABLE IF NOT EXISTS"))  # of processes that come at once, one makes it
+                database.execute(
+                    self._schema("TABLE IF NOT EXISTS")
+                )  # only one of several concurrent processes creates it
             kinds = database.execute("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
             if kinds.fetchall() != [("table", self._table, self._schema("TABLE"))]:
                 raise sqlite3.DatabaseError("another schema: a view or a trigger could run statements")
@@ -98,7 +100,7 @@ class Store:
             with self._database, closing(self._database.execute(statement, values)) as found:
                 return found.fetchall()
         except (sqlite3.OperationalError, OverflowError, UnicodeError):
-            return []  # a full disk, a lock: the next one may pass
+            return []  # a full disk or a lock; a later write may succeed
         except sqlite3.Error:
             self._database.close()
             self._database = self._anew(self._path) if self._path else None
@@ -127,7 +129,7 @@ def empty_table(path: Path, table: str, dry: bool = False) -> int | None:
                 if not dry:
                     database.execute(f"DELETE FROM {table}")
             if not dry:
-                with suppress(sqlite3.OperationalError):  # another process reads: the file shrinks the next time
+                with suppress(sqlite3.OperationalError):  # another process reads the file; it shrinks the next time
                     database.execute("VACUUM")
             return count
     except (OSError, sqlite3.Error, UnicodeDecodeError):

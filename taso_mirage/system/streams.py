@@ -43,7 +43,7 @@ def steady() -> None:
     """Let this process have all three: one that was closed is /dev/null, as else the next file that
     is opened would take its number and get the printed text; and outputs that end quietly."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    while nothing < len(NAMES):  # it took the number of one that is closed
+    while nothing < len(NAMES):  # it has the number of a closed stream
         nothing = os.dup(nothing)
     for number, name in enumerate(NAMES):
         try:

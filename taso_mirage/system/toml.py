@@ -103,8 +103,8 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """The value in a file.
 
-    Raises OSError where it cannot be read, and ValueError for whatever is no JSON, too deep
-    brackets among it.
+    Raises OSError if the file cannot be read, and ValueError if it is not JSON, or if its brackets
+    are nested too deeply.
     """
     try:
         return json.loads(read_text(path))

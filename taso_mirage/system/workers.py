@@ -51,7 +51,7 @@ class Workers:
         """Start all processes now, each with this job: the first one of a process takes long."""
         for _ in range(self._count):
             self._ahead.append(self._new())
-        for _ in range(self._count):  # a thread each: none is idle before its process has answered
+        for _ in range(self._count):  # one thread for each process, which is busy until its process answers
             self(job)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ def end_with_parent(descriptor: int) -> None:
 
     def wait() -> None:
         poll = select.poll()
-        poll.register(descriptor, getattr(select, "POLLRDHUP", 0))  # a pipe whose other end is closed always says so
+        poll.register(descriptor, getattr(select, "POLLRDHUP", 0))  # a pipe with a closed other end is always readable
         poll.poll()
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
@@ -178,11 +178,11 @@ def main(function: str, limit: str, *first: str) -> None:
         import_module(name)
     module, _, name = function.partition(":")
     call = getattr(import_module(module), name)
-    answers, sys.stdout = sys.stdout, sys.stderr  # output of others is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of other code is no answer
     for line in sys.stdin:
         signal.setitimer(
             signal.ITIMER_REAL, float(limit)
-        )  # which ends the process, whatever holds the interpreter's lock
+        )  # ends the process even if other code holds the interpreter's lock
         print(json.dumps(call(json.loads(line))), file=answers, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -93,7 +93,7 @@ def opened_session(source: Source, providers: Sequence[Provider], options: Any =
         register(options, model, cuda=CUDA in {each if isinstance(each, str) else each[0] for each in providers})
     try:
         return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
-    except Exception as error:  # onnxruntime's errors share no base class of its own
+    except Exception as error:  # the errors of onnxruntime have no common base class
         raise refused("load", error) from None
 
 

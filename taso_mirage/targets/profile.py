@@ -107,7 +107,7 @@ def profiled_seconds(
     with tempfile.TemporaryDirectory() as folder:
         session = inference_session(source, providers, profile=os.path.join(folder, "runs"))
         events, runs = _recorded(session, inputs, seconds)
-        del session  # its threads would spin beside the other's
+        del session  # its threads would spin while the other model runs
     return _by_operator(events), _quartile([timed(plain) for _ in range(runs)][1:])
 
 

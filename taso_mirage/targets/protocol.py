@@ -105,8 +105,8 @@ class Target(Protocol):
 
     @property
     def on_cores(self) -> bool:
-        """Whether models run on the processor's cores, where other work slows them down. Where they
-        do not, cores are free while a model runs, and weights are copied to another memory."""
+        """Whether models run on the processor's cores, where other work slows them down. Otherwise
+        cores are free while a model runs, and weights are copied to the memory of a device."""
 
     @property
     def machine(self) -> str:
@@ -131,8 +131,8 @@ class Target(Protocol):
 
     @property
     def serial(self) -> Target | None:
-        """This target on one thread, timed by the clock of the processor (CPU time), which other
-        processes do not change; None unless models run `on_cores`."""
+        """This target on one thread with CPU time as clock, which other processes do not affect;
+        None unless models run `on_cores`."""
 
     @property
     def resting(self) -> Target:
@@ -141,8 +141,8 @@ class Target(Protocol):
 
     @property
     def mixes_layouts(self) -> bool:
-        """Whether parts of a model may have channels last. They may not where the runtime has no
-        operators for that, or where the options ask for channels last in the whole model."""
+        """Whether parts of a model may have channels last. This is false if the runtime has no
+        operators for it, or if the options select channels last for the whole model."""
 
     @property
     def blocked(self) -> bool:

@@ -1,4 +1,5 @@
-"""The seconds of the tests are read from a report of pytest, and every folder says what it checks."""
+"""The seconds of the tests are read from a report of pytest, and every folder states its
+subject."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def biased(*starts: int) -> str:
     return f"{sums}; multi_head_attention(x0, x1, x2, num_heads=2, scale=0.5)"
 
 
-NEIGHBOURS: list[tuple[dict[str, str], str, str, list[str]]] = [  # what is true, and what is nearly so
+NEIGHBOURS: list[tuple[dict[str, str], str, str, list[str]]] = [  # true equalities, and false ones near them
     (
         HEADS,
         MULTI.format(2, 0.5),

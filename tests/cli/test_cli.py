@@ -242,10 +242,9 @@ def test_interrupt_leaves_a_good_model_or_nothing(waits: Sequence[float], tmp_pa
 @pytest.mark.parametrize(
     "start",
     [
-        # Python drops what is raised in `__del__`
+        # Python drops an exception that is raised in `__del__`
         pytest.param("class Dropped:\n    __del__ = lambda self: press()\ndef start():\n    Dropped()\n", id="dropped"),
-        # what is raised while a module in C++ is imported becomes an ImportError, or ends the
-        # process
+        # an exception while a module in C++ is imported becomes an ImportError, or ends the process
         pytest.param(IMPORTED, id="import"),
     ],
 )

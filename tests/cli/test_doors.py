@@ -160,7 +160,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    child().stop()  # what it was started with is in its environment
+    child().stop()  # the child has the environment of its start
     compiler.cache_clear()
     yield made
     child().stop()
@@ -268,7 +268,7 @@ def test_a_compiled_plan_is_refused(words: str, name: str, place: Place) -> None
     args = [f"{name}.onnx" if each == "code.onnx" else each for each in COMMANDS[words]]
     done = answered(words, *args)
     assert not place.ran()
-    if words != "inspect":  # which shows what is there
+    if words != "inspect":  # `inspect` shows compiled plans, too
         assert (done.returncode, "compiled for one device" in done.stderr) == (3, True), done.stderr
         assert not (place.folder / "out.onnx").exists()
 
@@ -501,13 +501,13 @@ ONLY = {
     "register": {"targets/onnx_runtime.py"},
     "build_kernels": {"runtime/register.py"},
     "compile_kernels": {"runtime/register.py"},
-    "compile_files": {"runtime/compilation.py", "emit/cpu/native.py"},
+    "compile_files": {"runtime/compilation.py", "emit/cpu/native_kernel.py"},
     "exec_module": {"operators/ops.py", "emit/compile.py"},
     "eval": {"torch/export.py"},
     "exec": set(),
     "pickle.loads": {"measure/child.py", "measure/messages.py"},
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
-    "CDLL": {"emit/cpu/native.py", "system/memory.py", "devices/cuda/device.py"},
+    "CDLL": {"emit/cpu/native_kernel.py", "system/memory.py", "devices/cuda/device.py"},
 }
 """The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}
@@ -531,5 +531,5 @@ def test_each_way_to_code_has_one_place() -> None:
     for file in sorted((ROOT / "bench").glob("*.py")):
         calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         assert not {"register", "taso_mirage.register"} & set(calls), file
-        assert "Trusted" not in calls or file.name in ("real.py", "quantized.py"), file  # of what `optimize` wrote
+        assert "Trusted" not in calls or file.name in ("real.py", "quantized.py"), file  # for our own files
     assert trusting == {"onnx_io/read.py", "runtime/embed.py", "ir/model.py"}

@@ -219,7 +219,7 @@ def test_flags_and_axes_that_the_runtime_reads_in_its_own_way_stay_as_they_are(t
         assert [n.op for n in load(tmp_path / "m.onnx").nodes()][-1] == "opaque"
 
 
-# ---------------------------------------------------------------- arithmetic, and what is printed
+# ---------------------------------------------------------------- arithmetic and printed text
 
 
 @pytest.mark.parametrize("source", ["9**9**9**9", "(1, 2) * 10**12", "'a' * 10**12", "iota(10**12)", "'%1000000d' % 1"])

@@ -207,7 +207,7 @@ def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: 
     first = kernels(model, "--budget", 20, "--checkpoint", kept)
     monkeypatch.setattr("taso_mirage.regions.survey.Search", None)  # nothing is searched again
     again = kernels(model, "--checkpoint", kept)
-    for found in (first, again):  # what is known of each is found anew, at the region's own sizes
+    for found in (first, again):  # the evidence is found again at the region's own sizes
         for each in found["regions"]:
             assert each.pop("evidence")["tests"] == 8
     assert again == first
@@ -336,6 +336,7 @@ SMALL: dict[str, dict[str, int]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 2)) for i, n in enumerate((*PAPER, *BEYOND))]
 )

@@ -174,7 +174,7 @@ def test_convolutions_of_each_other_beside_each_other() -> None:
     assert [len(last.inputs), sum(n.op == "conv" for n in topological(last.outputs))] == [1, 2]
 
 
-# ---------------------------------------------------------------- what is not kept
+# ---------------------------------------------------------------- results that are not kept
 
 
 def test_without_time_nothing_is_looked_at(model: Path) -> None:

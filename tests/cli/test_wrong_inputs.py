@@ -1,5 +1,5 @@
-"""A user's wrong input gives one line that says what is wrong and what to do, and never a
-traceback; the table has the cases that `test_cli.py` and `test_hostile_files.py` lack."""
+"""A user's wrong input gives one line that names the error and its remedy, and never a traceback;
+the table has the cases that `test_cli.py` and `test_hostile_files.py` lack."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_what_does_not_iterate_has_no_such_form() -> None:
         program(False, 1)
 
 
-# ---------------------------------------------------------------- what is computed
+# ---------------------------------------------------------------- the computed numbers
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -177,7 +177,7 @@ def test_keys_in_rows_are_turned_also_where_tiles_are_square() -> None:
         assert ("k.index(slot).permute((1, 0))" in program(normed, 2).source) == turned
 
 
-# ---------------------------------------------------------------- what the compiler made of it
+# ---------------------------------------------------------------- the compiled code
 
 
 @cache

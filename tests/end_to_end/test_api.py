@@ -247,4 +247,4 @@ def test_nothing_of_a_model_outlives_its_run() -> None:
 
     before = kept()
     optimize(twice(), **QUICK)
-    assert kept() <= before  # what an earlier test left may go
+    assert kept() <= before  # files of an earlier test may be removed

@@ -34,7 +34,7 @@ def command(*arguments: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------- what was made up
+# ---------------------------------------------------------------- invented arguments
 
 
 def test_sizes_that_do_not_run_are_named_with_what_to_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_a_slice_of_a_fixed_dim_ends_where_that_does() -> None:
     assert not any("100000000" in kind for kind in kinds)
 
 
-# ---------------------------------------------------------------- sequences, maps, and what has no type
+# ---------------------------------------------------------------- sequences, maps, and values without a type
 
 
 def zipped(name: str) -> onnx.ValueInfoProto:
@@ -298,6 +298,7 @@ def optional() -> onnx.ModelProto:
     return proto(nodes, [V("x", F, ["n", 4])], [V("y", F, ["n", 4])])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [forest, sequence, empty_sequence, sequence_given, map_given, optional])
 def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"

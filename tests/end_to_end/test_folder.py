@@ -133,7 +133,7 @@ def test_what_is_done_and_unchanged_is_not_done_again(models: Path, tmp_path: Pa
         asked.clear()
         change()
         run(*command, check=3)
-        assert sorted(asked) == sorted([*again, "c.onnx"])  # what failed is tried again
+        assert sorted(asked) == sorted([*again, "c.onnx"])  # models that failed are tried again
     asked.clear()
     done = run(*command, "--portable", check=3)
     assert len(asked) == 5  # with other options nothing is done

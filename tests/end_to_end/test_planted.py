@@ -284,7 +284,7 @@ def test_planted_verdicts_are_not_read(cache: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "made.sqlite")) as database, database:
         assert database.execute("UPDATE verdict SET proved = 1").rowcount > 0
     with closing(Proofs(tmp_path / "made.sqlite")) as proofs:
-        assert proofs.judge(false_instance())  # so what is planted there would be believed
+        assert proofs.judge(false_instance())  # so a planted verdict would be believed
     shutil.copy(tmp_path / "made.sqlite", cache / "proofs.sqlite")
     path = proofs_path()
     assert path is not None

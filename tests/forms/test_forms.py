@@ -64,7 +64,7 @@ def test_names_are_those_of_functions_parameters_and_values() -> None:
     "form", [form for form in GPU_GOALS.forms if form.terms is not None], ids=lambda f: f.program.op
 )
 def test_terms_that_a_model_gets_can_be_written_back(form: Form) -> None:
-    """A form that replaces operators of a model has them for what gets no kernel."""
+    """A form that replaces operators of a model keeps them for the regions that get no kernel."""
     assert isinstance(form.program, GpuProgram)
     example = build(load_specs()[form.program.op], 0).term
     assert form_of(example) is form

@@ -1,5 +1,5 @@
-"""Transposed convolutions in groups as kernels for a GPU: what they compute is the convolution and
-its epilogue, in the field, in numbers and in Triton's interpreter; and how a model has them."""
+"""Transposed convolutions in groups as kernels for a GPU: they compute the convolution and its
+epilogue, in the field, in numbers and in Triton's interpreter; and how a model has them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pools with channels last as kernels for a GPU: what they compute is the pool, in the field, in
-numbers and in Triton's interpreter; and how a model has them beside its convolutions."""
+"""Pools with channels last as kernels for a GPU: they compute the pool, in the field, in numbers
+and in Triton's interpreter; and how a model has them beside its convolutions."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _warm(folder: Path) -> Path:
     if not warm.exists():
         (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
         warm.mkdir()
-        (warm / "runtime").symlink_to(folder / "runtime")  # what was compiled is named by its content, and shared
+        (warm / "runtime").symlink_to(folder / "runtime")  # compiled files are named by their contents, and shared
         (warm / "m.onnx").write_bytes(contents()[1])
         with in_folder(warm, warm):
             ran(["optimize", "m.onnx", "-o", "out.onnx", "--budget", "5"])

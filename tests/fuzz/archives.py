@@ -117,7 +117,7 @@ def cache_archive(seed: int) -> bytes:
 
 
 def archive_case(seed: int, folder: Path) -> tuple[str, list[str]]:
-    """A damaged archive: the command that reads it takes it, or says in one line what is wrong."""
+    """A damaged archive: the command that reads it takes it, or states the error in one line."""
     model = made([node("Relu", "x", "y")], [value("x", 2, 3)], [value("y", 2, 3)])
     (folder / "m.onnx").write_bytes(model.SerializeToString())
     command = ["cache", "import", "a.zip"]

@@ -45,7 +45,7 @@ def certificate_case(seed: int, folder: Path) -> tuple[str, list[str]]:
         for model, name in zip(given, ("a.onnx", "b.onnx"), strict=False):
             onnx.save(model, folder / name)
         (folder / "c.json").write_text(json.dumps(given[2]))
-        alone = [] if kind == "forged" else ["--no-run"]  # what equalities over the reals leave open
+        alone = [] if kind == "forged" else ["--no-run"]  # equalities over the reals do not decide it
         code, wrong = ran(["verify", "a.onnx", "b.onnx", "c.json", *alone])
         if code == "check":
             wrong = [w for w in wrong if not w.startswith("check: ")]
@@ -69,7 +69,7 @@ def _certified(random: Random, folder: Path) -> Path:
     return made
 
 
-# ---------------------------------------------------------------- what is compared
+# ---------------------------------------------------------------- the comparison
 
 
 def _session(model: Model) -> Any:
@@ -87,7 +87,7 @@ def _differences(original: Model, changed: Model, optimized: Model, loads: bool)
         sessions += [_session(original)]
         sessions += [_session(each) for each in (changed, optimized)]
     except Exception as error:
-        if sessions and loads:  # what an original that is none would compute nobody knows
+        if sessions and loads:  # an invalid original has no results to compare
             yield f"an accepted model does not load: {error}"
         return
     for feeds in _feeds(sessions[0]):
@@ -160,7 +160,7 @@ def _borders(original: Model, changed: Model) -> Iterator[str]:
         yield "metadata"
 
 
-# ---------------------------------------------------------------- what is changed
+# ---------------------------------------------------------------- the changes
 
 
 def _in_json(given: tuple[Model, Model, dict[str, Any]], random: Random) -> str:

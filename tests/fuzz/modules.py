@@ -77,7 +77,7 @@ class RandomModule(torch.nn.Module):
         for name, places, _ in self.steps:
             taken = [values[p % len(values)] for p in places]
             values.append(self._made(name, taken))
-        if self.branch and values[-1].float().sum() > 0:  # what dynamo breaks a graph at
+        if self.branch and values[-1].float().sum() > 0:  # dynamo breaks a graph here
             values[-1] = values[-1].float() + 1
         return self._result(values, given)
 
@@ -160,7 +160,7 @@ def differing(seed: int) -> list[str]:
         warnings.simplefilter("ignore")
         for call in range(4):
             first = random_arguments(random, call)
-            second = copy.deepcopy(first)  # which keeps what shares memory
+            second = copy.deepcopy(first)  # deepcopy keeps shared memory shared
             if call == 3:
                 with torch.no_grad():
                     for module in (eager, ours):

@@ -113,7 +113,7 @@ def _change_repeated(values: Any, field: Any, model: onnx.ModelProto, random: Ra
     elif what == 1 and len(values):
         values.append(deepcopy(random.choice(values)))
     elif what == 2 and len(values) > 1:
-        kept = deepcopy(list(values))  # what is deleted is no longer there
+        kept = deepcopy(list(values))  # elements of a deleted list are gone
         random.shuffle(kept)
         del values[:]
         values.extend(kept)
@@ -146,7 +146,7 @@ def _scalar(field: Any, now: Any, model: onnx.ModelProto, random: Random) -> Any
     return random.choice((*TEXTS, *names, *names))
 
 
-# ---------------------------------------------------------------- what an attacker would write
+# ---------------------------------------------------------------- attacks
 
 
 def _tensors(message: Message) -> list[onnx.TensorProto]:

@@ -1,5 +1,5 @@
-"""The checker's normal forms as numbers, so that its reading of operators can be compared with what
-a runtime computes."""
+"""The checker's normal forms as numbers, so that its reading of operators can be compared with a
+runtime's results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Values:
         for (bound, f), c in p.terms:
             for more in self.places(bound, at):
                 value: Number = 1
-                for a, e in sorted(f, key=lambda pair: pair[0][0] != "ge"):  # 0 before what is nowhere
+                for a, e in sorted(f, key=lambda pair: pair[0][0] != "ge"):  # 0 before a value that exists nowhere
                     value *= self.atom(a, more) ** e if e == int(e) else float(self.atom(a, more)) ** float(e)
                     if value == 0:
                         break

@@ -169,7 +169,7 @@ class Block:
     def note(self, *event: Any) -> None:
         self.own.trace.append(event)
 
-    # ------------------------------------------------------------ what Gluon's names mean
+    # ------------------------------------------------------------ the meanings of Gluon's names
 
     def _names(self) -> dict[str, Any]:
         plain = {

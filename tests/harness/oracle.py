@@ -141,7 +141,7 @@ class Oracle:
         self.add((operator, *args), kind, cut_axes(operator, types, [self.cuts[a] for a in args]), nodes, values)
         return True
 
-    # ------------------------------------------------------------ what is compared
+    # ------------------------------------------------------------ the comparison
 
     def classes(self) -> set[frozenset[Term]]:
         """Kept terms and candidates by equal values."""

@@ -53,12 +53,12 @@ WRONG = [
     "pads=plus(p, (1, 1, 0, 0)), dilations=(1, 1), **a)",
     "conv(pad(x, pads=p, value=v), w, pads=q, **a) == conv(x, w, pads=plus(q, p[2:rank(x)] + p[rank(x) + "
     "2:]), **a) where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0)",
-    # what belongs to channels, and a bias that counts once
+    # scales of channels, and a bias that counts once
     "mul(conv(x, w, b, **a), c) == conv(x, mul(w, c), b, **a) where rank(c) == 0",
     "conv(mul(x, y), w, **a) == mul(conv(x, w, **a), y) where size(y) > 1",
     "conv(add(x, y), w, b, **a) == add(conv(x, w, b, **a), conv(y, w, b, **a)) where shape(x) == shape(y)",
     "relu(conv(x, w, **a)) == conv(relu(x), w, **a)",
-    # borders of pools, and what is not linear
+    # borders of pools, and operators that are not linear
     "average_pool(pad(x, pads=p), pads=q, count_include_pad=0, **a) == average_pool(x, pads=plus(q, "
     "p[2:rank(x)] + p[rank(x) + 2:]), count_include_pad=0, **a) where p[:2] == (0, 0) and p[rank(x):rank(x) "
     "+ 2] == (0, 0)",
@@ -67,7 +67,7 @@ WRONG = [
     "average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) == "
     "conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))",
     "average_pool(x, count_include_pad=0, **a) == average_pool(x, count_include_pad=1, **a)",
-    # a kernel of more than one pixel sees what the pool mixed
+    # a kernel of more than one pixel reads the pool's averages
     "conv(average_pool(x, **a), w, strides=(1, 1), **b) == average_pool(conv(x, w, strides=(1, 1), **b), **a)",
     # a scale reaches the bias too, a shift is not scaled, and both are the channels'
     "mul(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, mul(s, reshape(c, shape=(dim(s, 0),))), t, m, v, **a) "

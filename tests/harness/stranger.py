@@ -185,7 +185,7 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-# ---------------------------------------------------------------- what ONNX allows
+# ---------------------------------------------------------------- the rules of ONNX
 
 
 def legal(node: Node) -> bool:

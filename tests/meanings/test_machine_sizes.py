@@ -236,7 +236,7 @@ def test_which_sizes_fit(text: str, dtype: str, fit: bool) -> None:
     assert fits(parse_dim(text), dtype) == fit
 
 
-# ---------------------------------------------------------------- what a model computes from shapes
+# ---------------------------------------------------------------- values that a model computes from shapes
 
 Step = tuple[str, tuple[Any, ...], dict[str, Any]]
 

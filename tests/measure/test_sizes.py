@@ -69,7 +69,7 @@ def test_names_and_places_suggest_sizes(name: str, dtype: int, dims: list[str | 
     assert list(hints(read(made), 8).values()) == expected
 
 
-# ---------------------------------------------------------------- what has to agree
+# ---------------------------------------------------------------- sizes that have to agree
 
 
 def decoder() -> onnx.ModelProto:
@@ -199,8 +199,8 @@ def test_one_dim_is_moved_after_the_other() -> None:
 
 
 def test_sizes_run_on_every_draw_that_the_check_needs() -> None:
-    """Places are sums of a mask: how far they reach into the table depends on what is drawn. 70
-    rows hold what the first draw of 128 asks for, and not that of another."""
+    """Places are sums of a mask: how far they reach into the table depends on the drawn mask. 70
+    rows are enough for the first draw of 128, and not for another."""
     made = proto(
         [
             h.make_node("CumSum", ["mask", "last"], ["count"]),

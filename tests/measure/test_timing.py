@@ -42,7 +42,7 @@ from taso_mirage.measure.timing import (
     pooled,
 )
 
-# ---------------------------------------------------------------- what rounds say
+# ---------------------------------------------------------------- the conclusions from rounds
 
 
 def test_a_good_moment_of_one_model_is_no_gain() -> None:

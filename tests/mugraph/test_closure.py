@@ -484,7 +484,7 @@ def labels_say_it(output: Node) -> None:
     """At sizes that tell the labels apart, the goal's own operators give every class the value of
     its edges."""
     assume(output.args and labelled(output))
-    with contextlib.suppress(Unsupported):  # what cancels, or more classes than the cap
+    with contextlib.suppress(Unsupported):  # a cancellation, or more classes than the cap
         assert close(label(graph(output)), cap=60).statistics["wrong"] == 0
 
 

@@ -71,7 +71,7 @@ def test_a_branch_after_which_the_model_does_not_run_is_left_out() -> None:
     "after",
     [
         "y = Relu (s)",  # both run
-        RECURRENT.replace("y, c", "g, c") + "y = Relu (s)",  # no output needs what is refused
+        RECURRENT.replace("y, c", "g, c") + "y = Relu (s)",  # no output needs the refused operator
         "v = Unsqueeze (s, first)\n z = Unsqueeze (v, first)\n h, y, c = LSTM <hidden_size = 5> (z, w, r)",  # none runs
     ],
 )

@@ -721,8 +721,8 @@ def test_truncated_files_and_missing_ones(tmp_path: Path) -> None:
 
 
 def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
-    """Some hundred models with a few random bytes each: they load and save, or one of our errors
-    says what is wrong."""
+    """Some hundred models with a few random bytes each: they load and save, or fail with one of our
+    errors."""
     data, rng = parse(SIZED.replace("heads_axis", "axis")).SerializeToString(), np.random.default_rng(0)
     for _ in range(300):
         bad = bytearray(data)
@@ -1031,7 +1031,7 @@ def test_large_weights_go_to_the_runtime_from_where_they_are(source: bool) -> No
 
 @pytest.mark.parametrize("source", [False, True])
 def test_a_checker_gets_types_in_place_of_large_weights(source: bool) -> None:
-    """The checker sees what it would see of the whole, and nothing of the model that was read
+    """The checker gets the same findings as from the whole, and nothing of the model that was read
     changes."""
     made = load(ROOT / "models" / "mini_transformer.onnx")
     whole = serialize(made, source)

@@ -388,8 +388,8 @@ def test_a_node_that_the_inference_refuses_costs_its_own_types_alone() -> None:
 
 @pytest.mark.parametrize("declared", ["a", "b", "c"])
 def test_equal_values_have_the_types_that_one_of_them_declares(declared: str) -> None:
-    """Two nodes do the same, and an Identity passes on what one gives: the file says the sizes of
-    one of the three values."""
+    """Two nodes do the same, and an Identity passes on the result of one: the file says the sizes
+    of one of the three values."""
     nodes = "a = ConcatFromSequence<axis = 0>(q) \n b = ConcatFromSequence<axis = 0>(q) \n c = Identity(b)"
     used = "y = Sub(a, b) \n w = Neg(c)"
     told = f"<float[6, 3] {declared}>"

@@ -99,7 +99,7 @@ def test_typings_are_of_every_dtype_and_rank() -> None:
     assert dims >= {0, 1, 2}
 
 
-# ---------------------------------------------------------------- what was found once
+# ---------------------------------------------------------------- earlier finds
 
 
 def operands(*types: str) -> list[Node]:

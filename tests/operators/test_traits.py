@@ -187,7 +187,7 @@ def test_families_of_mutants_have_names_of_their_own() -> None:
     assert len(families()) == sum(len(op.traits.families) for op in load_specs().values())
 
 
-# ---------------------------------------------------------------- what is derived
+# ---------------------------------------------------------------- derived traits
 
 
 def test_what_is_elementwise_is_read_off_the_definitions() -> None:

@@ -384,7 +384,7 @@ def test_kernels_are_for_the_given_sizes_and_the_models_operators_for_all_others
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = plain("rows")
-    found = fused(before, CONFIG, "cached")  # what was searched for fixed sizes
+    found = fused(before, CONFIG, "cached")  # searched for fixed sizes
     assert kernels(found) == 2
     assert f"kernels run at rows={ROWS}; at all other sizes the model runs its own operators" in found.notes
     assert {d.case for d in found.differences} >= {f"random inputs at rows={n}" for n in (ROWS + 3, ROWS - 1)}

@@ -122,7 +122,7 @@ def test_eight_threads_replay_their_captured_graphs(found: Result) -> None:
     wanted = [run(content, feed(i))[0] for i in range(8)]
 
     def one(thread: int) -> None:
-        with turn:  # the runtime makes what a thread needs, and captures, at the first runs in it
+        with turn:  # a thread's first runs make its buffers, and capture
             session = Captured(content)
             shared.run(None, feed(thread))
         all_there.wait()

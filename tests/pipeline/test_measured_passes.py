@@ -148,7 +148,7 @@ def test_passes_by_predicted_costs_end_with_the_time_too() -> None:
 def test_passes_that_would_measure_nothing_do_not_run_again(
     monkeypatch: pytest.MonkeyPatch, measures: bool, runs: int
 ) -> None:
-    """The search starts from what predicted costs found."""
+    """The search starts from the model that predicted costs found."""
     ran, real = list[Rewriter](), Rewriter.passes
     monkeypatch.setattr(Rewriter, "passes", lambda self, *given: (ran.append(self), real(self, *given))[1])
     monkeypatch.setattr(candidates, "measures_search", lambda job: measures)

@@ -572,7 +572,7 @@ def test_an_interrupt_keeps_the_best_found() -> None:
 
     result = optimize_model(model((a,), outputs), Config(measure=False), progress, stop)
     assert "interrupted" in result.notes[0]
-    assert result.terms_after == 6  # what the passes found stays
+    assert result.terms_after == 6  # the findings of the passes stay
     assert all(d.passed for d in result.differences)
 
 

@@ -141,7 +141,7 @@ def test_without_one_kind_the_others_stay() -> None:
         assert {k.equations for k in change_kinds(outputs, steps)} == before - {kind.equations}
 
 
-# ---------------------------------------------------------------- what pays
+# ---------------------------------------------------------------- kernels that pay
 
 
 def nodes(content: bytes) -> list[str]:

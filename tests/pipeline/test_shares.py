@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from clocks import Clock
 
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.measure.cost_cache import CostCache
@@ -19,13 +20,6 @@ from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context
 from taso_mirage.search.search import BestState, Budget, search_model
 from taso_mirage.system.deadline import Deadline
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def job(budget: float, at: float, load: float = 0.3, kernels: str = SEARCH) -> Job:
@@ -78,7 +72,7 @@ def test_what_others_leave_is_for_the_kernels() -> None:
 
 
 def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
-    """The kernels are checked on what their regions read, in the model that was compared."""
+    """The kernels are checked on the inputs of their regions, in the model that was compared."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)

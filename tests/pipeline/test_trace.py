@@ -348,7 +348,8 @@ OPAQUE = "opaque(x, call=content('If', '', (), None), type=float32[2])"
 
 
 def test_no_kernel_has_a_node_without_a_definition() -> None:
-    """Checkpoints and certificates are files of others: such a node computes what it says."""
+    """Checkpoints and certificates come from others, and such a node would be computed as they
+    say."""
     body = f"    def body0(x: input('x', float32[2])):\n        return {OPAQUE}\n"
     head, last = "def graph(x: input('x', float32[2])):\n", "    return neg(x)\n"
     with pytest.raises(SyntaxProblem, match="line 2: the body body0 has a node without a definition"):

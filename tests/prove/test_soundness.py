@@ -229,7 +229,7 @@ def test_positions_that_only_a_run_tells_are_gathered() -> None:
     assert Rules([parse_equation(moved)]).applications(term("rotary_embedding", head, table, table, seen, **attributes))
 
 
-# ---------------------------------------------------------------- what was shipped
+# ---------------------------------------------------------------- the shipped rules
 
 SHIPPED = json.loads((Path(__file__).parents[1] / "equations" / "shipped.json").read_text())
 """Rules and laws of version 0.1 with a typing that their guards admitted and on which they are

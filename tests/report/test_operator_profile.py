@@ -21,8 +21,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report import html
-from taso_mirage.report.explanation import OperatorProfile
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import profiled_pairs
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.targets.openvino.target import OPENVINO
@@ -95,7 +94,7 @@ def test_a_result_has_measured_times_and_its_page_says_so(measured: Result) -> N
     assert measured.profile is not None
     before, after = measured.profile.before, measured.profile.after
     assert max(before, key=before.__getitem__) == "MatMul"
-    assert max(after, key=after.__getitem__) in RUNS_A_PRODUCT  # which one depends on what was faster
+    assert max(after, key=after.__getitem__) in RUNS_A_PRODUCT  # the faster one of them was chosen
     said = page_of(measured)
     assert "By operator, measured" in said
     assert "By operator, predicted" not in said

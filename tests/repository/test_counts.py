@@ -12,7 +12,7 @@ pytestmark = pytest.mark.lint("tests/counts.py")
 FILES = {
     "taso_mirage/above/code.py": 'from taso_mirage.below import code\n\n\ndef f():\n    """What it is."""\n',
     "taso_mirage/below/code.py": "def f():\n    from taso_mirage.above.code import f\n",
-    "taso_mirage/below/alone.py": 'def f():\n    """A function."""\n',
+    "taso_mirage/below/alone.py": 'def joined_of():\n    """A function."""\n',
     "docs/page.md": "word " * 1501,
 }
 
@@ -27,6 +27,8 @@ def test_counts_of_a_small_package(tmp_path: Path) -> None:
     assert found["pairs of folders that import each other"] == 1
     assert found["module names in several folders"] == 1
     assert found["docstrings that begin without their subject"] == 1
+    assert found["docstrings with a clause of what"] == 1
+    assert found["functions named by a participle"] == 1
     assert found["lines of a function: median, 90 %, most"] == "2, 2, 2"
     assert found["pages of more than 1500 words"] == 1
     assert found["words of the longest page"] == 1501

@@ -236,7 +236,7 @@ def test_the_page_of_commands_has_every_option() -> None:
     assert sorted(o for o in options if f"`{o}" not in text and f", `{o}" not in text) == []
 
 
-# ---------------------------------------------------------------- what the page of errors says
+# ---------------------------------------------------------------- the page of errors
 
 TROUBLES = "\n".join((DOCS / f"{page}.md").read_text() for page in ("troubleshooting", "messages", "notes"))
 

@@ -1,4 +1,4 @@
-"""The code of docs/from_zero.md runs, and prints what the page says."""
+"""The code of docs/from_zero.md runs, and prints the output that the page shows."""
 
 from __future__ import annotations
 

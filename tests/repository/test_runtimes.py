@@ -23,8 +23,8 @@ import onnx
 import onnxruntime
 import pytest
 from commandline import result_of
+from fused_models import with_kernel
 from operator_uses import build, opsets
-from test_runtime_shipped import with_kernel
 
 import models
 import taso_mirage
@@ -132,7 +132,7 @@ def agree(found: Any, wanted: Any, name: str) -> None:
         np.testing.assert_allclose(a, b, rtol=room, atol=room * largest, err_msg=name)
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- the written files
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_what_hangs_on_weights_costs_nothing_and_is_not_measured() -> None:
     assert cost.measured == 0
 
 
-# ---------------------------------------------------------------- what is asked for once
+# ---------------------------------------------------------------- questions that are asked once
 
 
 def test_the_second_run_measures_nothing(tmp_path: Path) -> None:

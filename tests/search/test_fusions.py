@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
+from small_models import ops, w
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
@@ -19,7 +20,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
-from taso_mirage.rewriting.equation import apply_equation, match, matches, work_terms
+from taso_mirage.rewriting.equation import apply_equation, match, matches
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.config import Config
@@ -33,14 +34,6 @@ CONTEXT = Context(OPSETS, {})
 
 def x(*shape: int, name: str = "x", dtype: str = "float32") -> Node:
     return variable(name, Tensor(dtype, shape))
-
-
-def w(*shape: int, name: str = "w") -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def ops(outputs: tuple[Node, ...]) -> list[str]:
-    return sorted(n.op for n in work_terms(topological(outputs)))
 
 
 def merged(outputs: tuple[Node, ...]) -> tuple[Node, ...]:

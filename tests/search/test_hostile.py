@@ -169,11 +169,11 @@ def _equal(
 
 
 def _rounded(outputs: SearchState, state: SearchState, sizes: dict[str, int]) -> bool:
-    """Whether the state differs by what the field does not know, and the reals find no difference:
-    numbers that may have been folded (it knows 1/9, not the float32 nearest to it, and no order of
-    numbers: its relu(0.5) may be 0), which a sum of a term with itself has, too, and an exp of a
-    tensor of which another part is behind an exp (its exponents are lost for all of the tensor
-    where the two are concatenated)."""
+    """Whether the reals find no difference, and the state has terms that the field cannot compare.
+    These are numbers that may have been folded (the field knows 1/9, not the float32 nearest to it,
+    and no order of numbers: its relu(0.5) may be 0), which a sum of a term with itself has, too,
+    and an exp of a tensor of which another part is behind an exp (its exponents are lost for all of
+    the tensor where the two are concatenated)."""
     terms = topological((*outputs, *state))
     if not _numbers(terms) and not any(map(_doubled, terms)) and not any(map(_twice, topological(state))):
         return False

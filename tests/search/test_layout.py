@@ -98,7 +98,7 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
     weights = {"a": StoredWeight(np.ones((64, 2, 3, 3), np.float16))}
     model = standalone(Graph((inputs,), (original,)), {"": 20, "com.microsoft": 1}, weights)
     chosen = ModelCandidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
-    for k in range(len(steps) + 1):  # what bisection tries is as the runtime takes it
+    for k in range(len(steps) + 1):  # bisection tries models in the runtime's own layout
         made, steps_to_it = after(model, weights, chosen.steps[:k])
         assert [n.args[1].op for n in made.nodes() if n.op == "nhwc_conv"] in ([], ["weight"])
         assert len(steps_to_it) >= k

@@ -56,11 +56,12 @@ def test_a_file_is_written_by_one_run(tmp_path: Path, option: str) -> None:
         assert not output.exists()
         run("optimize", small, *QUICK, "-o", tmp_path / "third.onnx")  # another output is free
     assert lock_file(output).exists()
-    run("optimize", small, *QUICK, *to("second.onnx"))  # what a dead process left locks nothing
+    run("optimize", small, *QUICK, *to("second.onnx"))  # the file of a dead process locks nothing
     assert output.exists()
     assert not lock_file(output).exists()
 
 
+@pytest.mark.sampled(2)
 def test_a_folder_is_written_by_one_run(tmp_path: Path) -> None:
     models, out = tmp_path / "models", tmp_path / "out"
     models.mkdir()
@@ -120,6 +121,7 @@ def test_a_signal_that_ends_a_run_lets_go(tmp_path: Path, number: int, again: in
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
     """The run starts as `nohup` starts it."""
@@ -210,7 +212,7 @@ def test_an_output_is_held_once_in_one_process_too(tmp_path: Path) -> None:
     with locked(tmp_path / "a"):
         with pytest.raises(OutputError, match="is writing to it"), locked(tmp_path / "b", tmp_path / "a"):
             pass
-        with locked(tmp_path / "b"):  # what was had before the error is free again
+        with locked(tmp_path / "b"):  # locks from before the error are free again
             pass
     assert list(tmp_path.iterdir()) == []
 

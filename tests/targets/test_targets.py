@@ -141,7 +141,7 @@ def test_what_a_file_says_of_its_target_is_read_back(target: Target, tmp_path: P
     found = stamp.read_stamp(metadata(tmp_path / "m.onnx"))
     assert found == target.stamp
     onnx.checker.check_model(tmp_path / "m.onnx")
-    again = load(tmp_path / "m.onnx")  # what is made of it gets the stamp of its own target
+    again = load(tmp_path / "m.onnx")  # a model made of it gets the stamp of its own target
     assert dropped(again.header) is None
     save(stamped(again, CPU), tmp_path / "again.onnx", source=True)
     assert metadata(tmp_path / "again.onnx") == {}

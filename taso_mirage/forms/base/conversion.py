@@ -1,4 +1,5 @@
-"""A model while operators of it become terms of forms, with weights as kernels load them."""
+"""The conversion of a model's operators to terms of forms, with weights in the order in which
+kernels load them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ class Conversion:
     def weight(
         self, what: str, array: NDArray[np.generic], of: Node, stands_for: Callable[[Node], Node | None]
     ) -> Node:
-        """A weight in the order in which a kernel loads it, by a name that no other has: the model
-        may have any, and one weight may be there in two orders."""
+        """A weight in the order in which a kernel loads it, with a unique name; the model may
+        contain any name, and one weight may occur in two orders."""
         name = of.op if is_constant(of) else of.attr("name")
         made = weight(f"{what}_{name}", Tensor(of.dtype, array.shape))
         while (name := made.attr("name")) in self.weights and stands_for(made) != of:
@@ -40,8 +41,8 @@ class Conversion:
 
 
 def known_bias(b: Node) -> Node | None:
-    """A bias that is known before the model runs, None for another; ABSENT for one of zeros, as
-    PyTorch's exporter writes where there is none."""
+    """A bias that is known before the model runs, otherwise None; ABSENT for a bias of zeros, which
+    PyTorch's exporter writes if there is none."""
     if uniform_value(b) == 0:
         return ABSENT
     return b if b is ABSENT or is_constant(b) or is_named_weight(b) else None

@@ -1,7 +1,7 @@
-"""A form: one kind of kernel that is written by hand rather than searched.
+"""A form: one kind of hand-written kernel.
 
-The value says which terms of a model such a kernel computes, which goals have such kernels, and how
-these are written. Every file of `forms/` has one, `FORM`.
+The value states which terms of a model such a kernel computes, which goals have such kernels, and
+how these are written. Every file of `forms/` has one, `FORM`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PreparedGoal(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether its weights are large enough for such a kernel."""
+        """Whether the weights are large enough for such a kernel."""
 
     @property
     def once(self) -> bool:
@@ -43,12 +43,12 @@ class PreparedGoal(Protocol):
 
     @property
     def together(self) -> str:
-        """A name that goals share whose kernels are tried in a model together, as no layout changes
-        between them."""
+        """The common name of goals whose kernels are tried in a model together, because no layout
+        changes between them."""
 
     @property
     def joins(self) -> bool:
-        """Whether the kernel may become one with that of a neighbour
+        """Whether the kernel may be joined with that of a neighbour
         (`pipeline/fuse/neighbours.py`)."""
 
     @property
@@ -57,7 +57,7 @@ class PreparedGoal(Protocol):
 
     @property
     def slack(self) -> float:
-        """The most time that its kernel may take alone, as a multiple of the runtime's time."""
+        """The largest time of the kernel alone, as a multiple of the runtime's time."""
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
@@ -78,7 +78,7 @@ def own_terms(op: str) -> FindMembers:
 
 @dataclass(frozen=True, slots=True)
 class ModelTerms:
-    """How operators of a model become terms of a form, before regions are searched.
+    """The conversion of a model's operators to terms of a form, before regions are searched.
 
     `members`: the operators that one term computes from an operator on, given the place of each
     operator in the model; none where no term begins with that operator. Other operators read the
@@ -91,15 +91,15 @@ class ModelTerms:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of kernel that is written by hand.
+    """A kind of hand-written kernel.
 
-    `program`: how its terms are written. `read`: the goal that a graph is; None where the form has
-    no kernels for it. `members`: the terms of a model that one kernel computes. `shared`: the
-    operand that several kernels read, by the first term of one of them; such kernels are also tried
-    as one region. `operators`: a term of the form in operators of ONNX. `terms`: how a model gets
-    such terms, if models do not contain them themselves. `alone`: the convolution of a term without
-    its epilogue `body`, in operators of ONNX. `in_parts`: whether weights have two parts, numbers
-    of TF32 and the remainders; a kernel that rounds reads the first part only.
+    `program`: the generation of its terms. `read`: the goal for a graph; None if the form has no
+    kernels for it. `members`: the terms of a model that one kernel computes. `shared`: the operand
+    that several kernels read, by the first term of one of them; such kernels are also tried as one
+    region. `operators`: a term of the form in operators of ONNX. `terms`: the conversion of a
+    model's operators to such terms, if models do not contain them. `alone`: the convolution of a
+    term without its epilogue `body`, in operators of ONNX. `in_parts`: whether weights have two
+    parts, numbers of TF32 and the remainders; a kernel that rounds reads the first part only.
     """
 
     program: GpuProgram | CpuProgram
@@ -120,12 +120,12 @@ class PreparedKinds:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """By the names of their files."""
+        """The forms by the names of their files."""
         return tuple([form for form in known_forms() if isinstance(form.program, self.program)])
 
     @property
     def terms(self) -> list[ModelTerms]:
-        """How a model gets the terms of those forms that models do not contain themselves."""
+        """The conversions of a model's operators to terms of forms that models do not contain."""
         return [form.terms for form in self.forms if form.terms is not None]
 
     def begins(self, node: Node, sizes: Mapping[str, int]) -> bool:
@@ -151,12 +151,12 @@ class PreparedKinds:
             yield from several
 
     def read(self, goal: Graph) -> PreparedGoal | None:
-        """The goal that a graph is; None where no form has kernels for it."""
+        """The goal for a graph; None if no form has kernels for it."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-        """The goal that a graph is whose inputs are these terms of a model; None where no form has
-        kernels for it, and where its weights are too small or not stored in the model."""
+        """The goal for a graph whose inputs are these terms of a model; None if no form has kernels
+        for it, or if its weights are too small or not stored in the model."""
         made, terms = self.read(goal), dict(zip(goal.inputs, given, strict=True))
         known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
         return made if made is not None and known and made.large else None
@@ -164,7 +164,7 @@ class PreparedKinds:
 
 @cache
 def known_forms() -> tuple[Form, ...]:
-    """Every form that is found."""
+    """Every discovered form."""
     return tuple([form for form in discovered() if isinstance(form, Form)])
 
 

@@ -32,8 +32,8 @@ def channels_first(node: Node) -> Node:
 
 
 def dense_weights(w: Node, group: int, merged: int) -> Node:
-    """(i,j,c,g*o) -> (g*o,merged*c,i,j): the weights of groups, so many as one, with zeros where
-    one would see the channels of another."""
+    """(i,j,c,g*o) -> (g*o,merged*c,i,j): the weights of merged groups, with zeros where a group
+    would read the channels of another."""
     made = term("transpose", w, perm=OUTERMOST)
     if merged == 1:
         return made
@@ -42,7 +42,7 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
     block = each * c * prod(kernel)  # a row of merged + 1 blocks, read as one of merged: each begins one block later
     made = term("reshape", made, shape=(parts, merged, block))
     zeros = term("expand", constant(0.0, w.dtype), shape=(parts, merged, merged * block))
-    made = term("concat", made, zeros, axis=2)  # runtimes fold it in half precision, and no pad
+    made = term("concat", made, zeros, axis=2)  # runtimes fold this in half precision, but not a pad
     made = term("reshape", made, shape=(parts, merged * (merged + 1) * block))
     made = term("slice", made, axes=(1,), starts=(0,), ends=(merged * merged * block,), steps=(1,))
     made = term("reshape", made, shape=(parts, merged, merged, each, c, *kernel))
@@ -51,7 +51,7 @@ def dense_weights(w: Node, group: int, merged: int) -> Node:
 
 
 CUT = np.int32(0x1FFF)
-"""The digits of single precision that TF32 does not have."""
+"""The number of bits of single precision that TF32 does not have."""
 
 
 def nearest_tf32(array: NDArray[np.float32]) -> NDArray[np.float32]:

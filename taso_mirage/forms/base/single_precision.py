@@ -1,5 +1,5 @@
-"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms that
-a GPU's kernels are found for."""
+"""Convolutions of a model in single precision, with their elementwise epilogues, as the terms for
+which GPU kernels are found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taso_mirage.rewriting.derived_traits import elementwise
 from taso_mirage.rewriting.forms import RegionPattern
 
 MEMBERS, OTHERS = 16, 5
-"""Operators that follow, and other operands of theirs, at most."""
+"""The largest number of operators in an epilogue, and of their other operands."""
 
 
 MatchedNames = Mapping[str, Any]
@@ -33,15 +33,15 @@ def patterns(convolution: str) -> tuple[RegionPattern, RegionPattern]:
 
 
 def as_stored(names: MatchedNames, model: Conversion) -> Node:
-    """The weights as the model has them."""
+    """The weights in the model's order."""
     w: Node = names["w"]
     return w
 
 
 @dataclass(frozen=True, slots=True)
 class FusedKind:
-    """The convolutions of a model in single precision that become terms of one form, with what
-    follows them element by element.
+    """The convolutions of a model in single precision that become terms of one form, with their
+    elementwise epilogues.
 
     `patterns`: the operators, with strides, pads and dilations by these names. `attrs`: the other
     attributes of a term; None where it has none. `weights`: the weights as its kernels load them;
@@ -63,12 +63,11 @@ class FusedKind:
         return {**found, "b": b} if fixed and b is not None and self.attrs(found) is not None else None
 
     def members(self, node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
-        """A convolution that one term may compute, with what follows; nothing for other terms."""
+        """A convolution that one term may compute, with its epilogue; empty for other terms."""
         return [] if self.names(node) is None else following(node, users, wanted, position)
 
     def term(self, op: str, members: Sequence[Node], model: Conversion) -> Node | None:
-        """A convolution with what follows as one term of this operator; None where it has no
-        form."""
+        """A convolution with its epilogue as one term of this operator; None if it has no form."""
         conv = members[0]
         found = self.names(conv)
         own = None if found is None else self.weights(found, model)
@@ -134,7 +133,8 @@ def _is_closed(members: Sequence[Node], users: Users, wanted: IsWanted) -> bool:
 def _epilogue(
     members: Sequence[Node], found: MatchedNames, own: Node, model: Conversion
 ) -> tuple[tuple[Node, ...], Graph]:
-    """The operands of a term with these weights, and what follows its convolution, of one image."""
+    """The operands of a term with these weights, and the epilogue of its convolution for one
+    image."""
     conv = members[0]
     channels = (1, conv.shape[1], *(1,) * (len(conv.shape) - 2))
     image = (1, *conv.shape[1:])

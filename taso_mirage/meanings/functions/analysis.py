@@ -36,7 +36,7 @@ WITHIN_1 = (Fact("odd", "f(-x) == -f(x)", "-1 < x < 1"), Fact("strict", "f(x) < 
 
 def error_function(x: Any) -> Any:
     """The Gauss error function."""
-    from scipy.special import erf as wide  # here: it takes a third of a second
+    from scipy.special import erf as wide  # imported here, because the import takes a third of a second
 
     return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
 

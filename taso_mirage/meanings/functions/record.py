@@ -125,7 +125,7 @@ class Function:
         return self.real(*xs)
 
     @property
-    def __name__(self) -> str:  # as a numpy function has it
+    def __name__(self) -> str:  # the attribute of numpy functions
         return self.name
 
     def known(self, *uses: str) -> bool:

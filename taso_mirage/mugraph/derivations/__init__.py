@@ -1,1 +1,2 @@
-"""How classes are derived from others: one object for each kind, in a file beside this one."""
+"""The kinds of derivations of classes from others: one object for each kind, in the files of this
+folder."""

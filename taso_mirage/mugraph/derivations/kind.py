@@ -1,9 +1,9 @@
-"""A derivation kind is one object: all that the search asks about one way to make a class from
-others.
+"""A derivation kind is one object: everything that the search needs to know about one way to derive
+a class from others.
 
 The object defines how the kind evaluates in the field, how it is written into a kernel's body, its
 needs of loops, its cost, and the effect of an exponential that overflows on it (Mirage, OSDI'25,
-section 4). No module outside of this folder tells kinds apart by their names.
+section 4). No module outside of this folder distinguishes kinds by name.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class BodyWriter(Protocol):
     goal: Labelled
 
     def read(self, view: str) -> Written:
-        """A tile of an input, its axes as they lie."""
+        """A tile of an input with its axes in storage order."""
 
     def constant(self, value: float) -> Node:
         """A number among floats."""
@@ -93,7 +93,7 @@ class BodyWriter(Protocol):
         """How many elements a label has; of the grid part of a split one the whole."""
 
     def taken(self, c: int) -> Written:
-        """The value of a class, its axes as they lie."""
+        """The value of a class with its axes in storage order."""
 
     def ordered(self, c: int) -> Node:
         """The value of a class, its axes in the order of all."""
@@ -120,7 +120,7 @@ class BodyWriter(Protocol):
         element."""
 
     def combining(self, label: str) -> int | None:
-        """How many blocks of a cluster combine over a label; None where they do not."""
+        """The number of blocks of a cluster that combine over a label; None if they do not."""
 
     def looped(self, made: int, edge: DerivationEdge) -> bool:
         """Whether the for-loop cuts the label that a derivation folds."""
@@ -142,11 +142,11 @@ class Costing(Protocol):
     def labels(self, c: int) -> frozenset[str]: ...
 
     def volume(self, labels: Iterable[str]) -> TileCounts:
-        """How many elements a block has along some labels."""
+        """The number of elements of a block along some labels."""
 
     def pace(self, args: Sequence[int], label: str) -> float | TileCounts:
-        """How many times as long a product of two matrices, summed over a label, takes as one of
-        half precision."""
+        """The time of a product of two matrices, summed over a label, relative to one of half
+        precision."""
 
 
 class DerivationKind:
@@ -164,8 +164,8 @@ class DerivationKind:
     combines: ClassVar[bool] = False
     """Whether blocks of a cluster may fold its label together."""
     one_pass: ClassVar[bool] = False
-    """Whether it is there for the sake of a loop over its label: beside another derivation, only
-    that loop has it."""
+    """Whether the derivation exists for a loop over its label; if there is another derivation, only
+    that loop uses it."""
     singly: ClassVar[bool] = False
     """Whether a loop over its label has one element of it at a time: parts that count the same."""
     maximum: ClassVar[bool] = False
@@ -178,8 +178,8 @@ class DerivationKind:
     keeps_signs: ClassVar[bool] = False
     """Whether it is positive, and far from 0, where its operand is."""
     harm: ClassVar[str | None] = None
-    """The reason why the derivation is refused if an operand overflows; "" for none, None where it
-    is to be relative to its maximum."""
+    """The reason why the derivation is rejected if an operand overflows; empty if it is not; None
+    if it must be relative to its maximum."""
 
     def __repr__(self) -> str:
         return self.name
@@ -236,7 +236,7 @@ class DerivationKind:
         return (below[0].positive, below[0].floor) if self.keeps_signs else (False, False)
 
     def ill(self, below: Sequence[OverflowEffect]) -> str:
-        """The reason why the derivation is refused if an operand overflows; empty if it is not."""
+        """The reason why the derivation is rejected if an operand overflows; empty if it is not."""
         if self.multiplies:
             return product_ill(below)
         said = f"{self.name} of an exponential that may overflow: write it relative to its maximum"

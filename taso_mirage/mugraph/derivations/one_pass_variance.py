@@ -1,9 +1,9 @@
 """The variances of a goal, as derivations of their own: one pass over their elements instead of
 two.
 
-mean((x - mean(x))^2) waits for the mean, so no loop over the elements has both. An accumulator of
-the variance does (Chan, Golub and LeVeque 1979), and of a reduction that is split over the grid the
-last kernel merges the variances and means of the parts.
+mean((x - mean(x))^2) waits for the mean, so no loop over the elements can compute both. An
+accumulator of the variance can (Chan, Golub and LeVeque 1979), and for a reduction that is split
+over the grid, the last kernel merges the variances and means of the parts.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ class Variances:
             closing.put(made[1], DerivationEdge(MERGED, (args[1],), label), free, needed=True)
 
     def end(self) -> None:
-        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer
-        products that no worklist makes.
+        """Derive sum((x - mean) w) as sum(x w) - mean sum(w), which does not wait for the mean; the
+        worklist does not create these outer products.
 
         A product in half precision rounds operands that are no inputs themselves, and a large mean
         would show it: then x and w are inputs.

@@ -1,11 +1,11 @@
-"""The effect of exponentials on a value: its degree in each, and the result of an overflow of one
-as a model writes it.
+"""The effect of exponentials on a value: its degree in each, and the result if one overflows in the
+form in which the model computes it.
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them.
 
-exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a
-number. So a value grows, or is within range, or is ill, which no result may be made of. The effect
-of each derivation kind on its operands is beside its definition.
+exp(s) may be infinite. Then 1 / (1 + exp(-s)) is correctly 0, but exp(s) / (1 + exp(s)) is NaN. A
+value therefore grows, or is within range, or is ill; no result may depend on an ill value. The
+effect of each derivation kind on its operands is beside its definition.
 """
 
 from __future__ import annotations

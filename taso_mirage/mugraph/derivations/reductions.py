@@ -42,7 +42,7 @@ class Wanted(Protocol):
 
 
 class FoldKind(DerivationKind):
-    """A reduction of which the algebra knows the name alone; it takes its elements in any order.
+    """A reduction of which the algebra knows only the name; the order of elements does not matter.
 
     `fold` is its name in definitions of operators, None where no definition has it; `operator` is
     the one that a body has for it, `over` the accumulator that a for-loop has, or None.
@@ -99,7 +99,7 @@ class Sum(FoldKind):
 
 
 class Mean(Sum):
-    """A sum by how many elements there are; of a split label by how many the whole has."""
+    """A sum divided by the number of elements; for a split label, by that of the whole label."""
 
     __slots__ = ()
     name, fold = "mean", None

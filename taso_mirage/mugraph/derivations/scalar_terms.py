@@ -1,4 +1,4 @@
-"""The terms of a goal over scalars and folds, which `Labels` reads off its operators."""
+"""The terms of a goal over scalars and folds, which `Labels` derives from its operators."""
 
 from __future__ import annotations
 

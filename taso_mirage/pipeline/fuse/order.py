@@ -31,8 +31,9 @@ MADE, TRIED = "kernels", "kernels in the model"
 @dataclass(slots=True)
 class StageTime:
     """The time of the kernel stage: `trial` are the seconds of the last trial in the model, or of
-    one at least; with `reserve` one more is kept, for what runs elsewhere, which nobody has
-    measured. Kernels that are known, not `searching`, have all the time that there is."""
+    one at least; with `reserve`, the time of one more trial is kept for the model without the
+    kernels' library, which was not measured. Kernels that are known, not `searching`, have all the
+    time that there is."""
 
     budget: Budget
     searching: bool

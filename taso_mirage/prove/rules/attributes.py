@@ -121,7 +121,7 @@ def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Call
         kind = site.rng.random()
         if kind < 0.4:
             return tuple(kept)
-        if kind < 0.7:  # alike on all axes: a rule that is wrong for a stride of 3 and a dilation of 2 needs both
+        if kind < 0.7:  # equal on all axes, because a rule may be wrong only for a stride of 3 with a dilation of 2
             return (site.rng.randint(low, high),) * len(kept)
         return tuple(site.rng.randint(low, high) if site.rng.random() < change * 2 else n for n in kept)
 

@@ -165,7 +165,7 @@ def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Failure:
                 return _Found("symbolic", verdict.steps, 0)
     fixed = prove_symbolic(lhs, rhs)
     largest = _largest((*lhs, *rhs))
-    if isinstance(fixed, Proved):  # nothing but dims of 1 is every size too
+    if isinstance(fixed, Proved):  # a case with dims of 1 only also covers every size
         return _Found("symbolic" if largest <= 1 else "bounded", fixed.steps, largest)
     verdict_here = prove_bounded(lhs, rhs)
     if isinstance(verdict_here, Proved):

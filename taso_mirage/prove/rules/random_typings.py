@@ -215,8 +215,7 @@ def _copy(shapes: _Shapes, rng: Random) -> None:
 
 
 def _level(shapes: _Shapes, rng: Random) -> None:
-    """All dims but those of 1 alike, whatever the ranks: then axes may be mistaken for each
-    other."""
+    """Set all dims except those of 1 to one size, for all ranks, so that axes may be confused."""
     size = rng.choice((2, 2, 3))
     for shape in shapes.values():
         shape[:] = [1 if n == 1 else size for n in shape]

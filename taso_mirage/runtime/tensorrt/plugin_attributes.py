@@ -22,7 +22,7 @@ HEAD = f"taso_mirage {PLAN_FORMAT} cuda"
 PLAN = "plan"
 """The attribute that holds the text; `image_0`, `image_1`, ... hold the code in base64."""
 LONGEST = 300
-"""Characters of an error that are shown: it may quote the plan."""
+"""The largest number of shown characters of an error, which may quote the plan."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _Shapes = Sequence[Sequence[int] | None]
 
@@ -49,7 +49,7 @@ def kernel(name: str, attributes: Mapping[str, str], shapes: _Shapes) -> PluginK
 
 
 def _checked(text: str) -> str:
-    """The text, which its last line must be the checksum of."""
+    """The text of a plan, whose last line must be the checksum of the other lines."""
     above, line, given = text.rstrip("\n").rpartition("check ")
     if not text.isascii() or not line or given != f"{zlib.crc32(above.encode()):08x}":
         raise ValueError("its last line is not its checksum: it was changed, or is truncated")

@@ -36,8 +36,8 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs and expected outputs by tensor name; `tolerances` are how far another runtime's output
-    may be from the expected one."""
+    """Inputs and expected outputs by tensor name. `tolerances`: the permitted distance of another
+    runtime's output from the expected one."""
 
     inputs: Mapping[str, NDArray[Any]]
     outputs: Mapping[str, NDArray[Any]]
@@ -46,9 +46,9 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export: the kernels by the plugins' names, those that the Python module
-    lacks with the reasons, other operators that TensorRT does not have, and the model's kernels
-    that it cannot take, with the reasons: they are operators."""
+    """The result of an export: the kernels by plugin name; the kernels that the Python module
+    lacks, with reasons; other operators that TensorRT does not have; and the kernels that TensorRT
+    cannot use, with reasons, which stay operators."""
 
     folder: Path
     kernels: Mapping[str, PluginKernel]
@@ -85,8 +85,8 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
 
 
 def _check(folder: Path, path: Path, model: Model) -> None:
-    """Fail before the work where the folder cannot be written to, or has the model that is read, or
-    its weights, in the place of ours."""
+    """Raise an error before the work if the folder cannot be written to, or if an output would
+    overwrite the model that is read or its weights."""
     check_folder(folder)
     for name in ("model.onnx", "model.onnx.data", "reference.onnx", "reference.onnx.data") if folder.is_dir() else ():
         check_outputs({"--output": folder / name}, {"the model that is read": path}, data_files(model))
@@ -120,7 +120,7 @@ def samples(path: Path) -> Samples:
 
 
 def _errors(name: str, output: Any, exact: Any) -> tuple[float, float]:
-    """How far the expected output is from float64, and how far another one may be."""
+    """The error of the expected output against float64, and the permitted error of another one."""
     found = difference("samples", name, output, output, exact)
     return found.error, found.bound
 

@@ -14,7 +14,7 @@ from taso_mirage.runtime.plan import KernelImage
 TYPES = {"float32": "FP32", "float16": "FP16"}
 """The dtypes that a plugin takes and gives, as TensorRT's Python interface names them."""
 MOST_DIMS = 8
-"""Dims of a TensorRT tensor, at most."""
+"""The largest number of dims of a TensorRT tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PluginKernel:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that tell kernels, and the sizes they are used at, apart."""
+        """16 hexadecimal digits that identify a kernel and the sizes at which it is used."""
         return blake2b(repr((self.plan, self.images, self.inputs)).encode(), digest_size=8).hexdigest()
 
 

@@ -23,7 +23,7 @@ _Shapes = Mapping[str, Sequence[int]]
 VERSION = "1"
 """The version of the plugins, as TensorRT's registry requires it."""
 TRITON = f"{NAMESPACE}.triton."
-"""Before the name of a kernel in the metadata that has its source."""
+"""The prefix of the metadata key of a kernel's source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def models(path: Path, shapes: _Shapes) -> Models:
 
 
 def _called(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every kernel's node where it is called: the functions of NAMESPACE around them
-    go. Functions with attributes of their own stay."""
+    """The model with every kernel's node in place of its call, without the functions of NAMESPACE
+    around them. Functions with their own attributes stay."""
     return _without(proto, [f.name for f in proto.functions if f.domain == NAMESPACE and not f.attribute])
 
 

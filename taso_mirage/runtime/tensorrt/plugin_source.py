@@ -19,7 +19,7 @@ checking images, launching them."""
 NAMESPACE = DOMAIN
 """TensorRT takes the domain of a node for its plugin's namespace."""
 WORD = 8
-"""Bytes of a number in an array of code; GPUs' hosts are little-endian."""
+"""The bytes of a number in an array of code; hosts of GPUs are little-endian."""
 
 
 def sources(kernels: Mapping[str, PluginKernel]) -> dict[str, str]:

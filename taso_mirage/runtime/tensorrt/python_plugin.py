@@ -1,5 +1,5 @@
-"""A Python module with the same plugins for `tensorrt.plugin`, ahead of time: TensorRT keeps the
-PTX in the engine and needs no library.
+"""A Python module with the same plugins for `tensorrt.plugin`, compiled ahead of time: TensorRT
+stores the PTX in the engine and needs no library.
 
 TensorRT launches one kernel for a plugin, with the inputs and then the outputs as its arguments, so
 kernels that need more are left to the C++ library.
@@ -18,8 +18,8 @@ from taso_mirage.runtime.tensorrt.plugin_kernel import TYPES, PluginKernel
 from taso_mirage.runtime.tensorrt.plugin_source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024
-"""Bytes of shared memory that a launch has without asking for more, which TensorRT is not known to
-do."""
+"""The bytes of shared memory of a launch without an explicit request, which TensorRT is not known
+to make."""
 MODULE = "plugin_in_python.py"
 
 
@@ -106,7 +106,7 @@ def reordered(ptx: str, symbol: str, order: Sequence[int | None]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text as Python source, a line of it on every line: whatever it says stays text."""
+    """Text as Python source, with one line per line, so that its content stays text."""
     return "\n".join(f"    {line!a}" for line in text.splitlines(keepends=True))
 
 

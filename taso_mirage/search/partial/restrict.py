@@ -39,7 +39,7 @@ class Restriction:
             except Unsupported:
                 if not is_weight(node):
                     raise
-                self._done[key] = cut(node, box)  # computed before the run, be it whole
+                self._done[key] = cut(node, box)  # computed before the run, so it need not be restricted
         return self._done[key]
 
     def _restricted(self, node: Node, box: Box) -> Node:

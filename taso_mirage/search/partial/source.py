@@ -118,7 +118,7 @@ def tried(
                 refused += 1
             elif (after := seconds(made.corrected)) < enough:
                 paying.append((after, made))
-        if late():  # the last costs may be estimates, which nobody shall keep
+        if late():  # the last costs may be estimates, which must not be stored
             return None
     found: list[Mutation] = []
     for after, candidate in sorted(paying, key=lambda each: each[0]):

@@ -12,5 +12,5 @@ def load_libraries() -> None:
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
-        with redirect_stdout(io.StringIO()):  # it prints the libraries that it does not find
+        with redirect_stdout(io.StringIO()):  # the function prints the libraries that it does not find
             onnxruntime.preload_dlls()

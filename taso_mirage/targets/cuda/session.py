@@ -53,7 +53,7 @@ class CudaSession:
         except RunFailed:
             if alone:
                 raise
-            # parts run on the CPU: no graph can be captured
+            # parts of the model run on the CPU, so no graph can be captured
             found, captures = inference_session(source, [_provider(options, "0")], False, self._apart), False
         check_provider(found, PROVIDER)
         return found, captures
@@ -72,7 +72,7 @@ class CudaSession:
             return _Bound(self._session, dict(inputs), None)
         try:
             return _Bound(self._session, dict(inputs), str(next(self._graphs)))
-        except RunFailed:  # a result that depends on no input is copied, which no graph can have
+        except RunFailed:  # a result that depends on no input is copied, which a graph cannot contain
             return _Bound(self._session, dict(inputs), PLAIN)
 
 

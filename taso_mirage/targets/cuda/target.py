@@ -81,11 +81,11 @@ class Cuda:
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         load_libraries()
-        if graph and options is None:  # options are registered once, so with the user's own there is no second try
+        if graph and options is None:  # a user's options are registered once, so there is no second attempt
             try:
                 return _on_the_gpu(model, stamp, True, None)
             except RunFailed:
-                pass  # parts run on the CPU: no graph can be captured
+                pass  # parts of the model run on the CPU, so no graph can be captured
         return _on_the_gpu(model, stamp, graph and options is not None, options)
 
 

@@ -85,7 +85,7 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
     core = _openvino().Core()
     try:
         return core.compile_model(core.read_model(plain(source)), PLACE, dict(options))
-    except Exception as error:  # RuntimeError for all that is wrong
+    except Exception as error:  # OpenVINO raises RuntimeError for every problem
         raise _refused("load", error) from None
 
 

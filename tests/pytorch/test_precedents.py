@@ -132,7 +132,7 @@ def test_what_nothing_was_decided_for_has_all_rules_and_no_measurement() -> None
     assert "rules" not in options
     decided = precedent_of([outcome(False, timing=1.0)])
     assert decided.rules is not None
-    assert not decided.rules.equations  # what was measured to be no faster is not tried again
+    assert not decided.rules.equations  # no rule that was measured to be no faster is tried again
 
 
 def test_a_graph_like_one_with_kernels_has_time_for_its_own() -> None:

@@ -194,7 +194,7 @@ def test_graphs_of_a_thread_go_with_it() -> None:
 
     calls = CapturedWhereFaster(same, lambda held: same)
     calls([X])
-    gc.freeze()  # what other tests have left, which takes seconds to look at
+    gc.freeze()  # objects of other tests, which the collector would look at for seconds
     for _ in range(3):
         with ThreadPoolExecutor(1) as thread:
             thread.submit(calls, [X]).result()

@@ -178,7 +178,7 @@ def test_what_changes_in_place_changes_as_in_eager(name: str) -> None:
             same(x, y)
             if isinstance(twin, torch.nn.Module):
                 same(list(function.buffers()), list(twin.buffers()))
-    assert [len(graph.results) for graph in graphs] == [1]  # what changes is no constant
+    assert [len(graph.results) for graph in graphs] == [1]  # a value that changes is no constant
 
 
 def test_statistics_that_the_exporter_loses_change_as_in_eager() -> None:
@@ -549,7 +549,7 @@ def test_weights_that_change_in_place_are_seen() -> None:
         same(ours(X), model(X))
         model.linear.bias.data = torch.ones(8)
         same(ours(X), model(X))
-    assert [len(graph.results) for graph in graphs] == [1]  # what became wrong was let go
+    assert [len(graph.results) for graph in graphs] == [1]  # the outdated module was dropped
 
 
 def test_weights_of_inference_mode_cannot_be_watched() -> None:
