@@ -6,8 +6,8 @@ long again, and hide no product of each other (FlashAttention-3, Shah et al. 202
 measured on an H200, `docs/measured/warp_specialization.md`). It computes like `block.py`, with the
 same roundings but one: where keys are divided by a number of their own, their scores are.
 
-Why nothing waits for ever, and nothing is read that is not there (`tests/harness/barrier_states.py`
-goes through all orders): tile t is in slot t % STAGES, in phase (t // STAGES) & 1 of its barriers. A
+Why nothing waits for ever, and nothing is read that is not there (`tests/harness/barrier_states.py` goes
+through all orders): tile t is in slot t % STAGES, in phase (t // STAGES) & 1 of its barriers. A
 slot is asked for again when both groups have said that they read it, so nobody is two phases ahead
 of another, which parities would not tell. Whoever says so has met its group before: one thread
 arrives for 128. The divisors of keys are read before a group says that the keys are free, because
