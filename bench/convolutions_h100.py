@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
-from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit import compile_jobs, triton, tune  # noqa: E402
 from taso_mirage.emit.gpu.program import TF32_ROUNDED, TritonProgram  # noqa: E402
 from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
 from taso_mirage.forms.base.fused_convolution import FusedConvolution  # noqa: E402
@@ -206,7 +206,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if options.append else []
     regimes = {"both": (False, True), "off": (False,), "on": (True,)}[options.tf32]
     chosen = [case for case in ROWS if not options.rows or any(part in case for part in options.rows)]
-    with closing(tune.compilers(options.workers)) as compiler:
+    with closing(compile_jobs.compilers(options.workers)) as compiler:
         for case in chosen:
             for rounds in (False,) if ROWS[case].depthwise else regimes:  # such kernels never round
                 rows = [row for row in rows if (row["case"], row["rounds"]) != (case, rounds)]

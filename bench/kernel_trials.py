@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
-from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit import compile_jobs, triton, tune  # noqa: E402
 from taso_mirage.emit.compile import load_source  # noqa: E402
 from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.emit.replays import input_sets, measured  # noqa: E402
@@ -155,7 +155,7 @@ def compiled_facts(trial: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
     import torch
 
-    job = tune.job(program_of(trial))
+    job = compile_jobs.job(program_of(trial))
     for name in [name for name in os.environ if name.startswith("TRITON_")]:
         del os.environ[name]
     os.environ.update(trial["settings"])
@@ -204,7 +204,7 @@ def measure(path: Path, output: Path, seconds: float, workers: int) -> None:
     done = {each["id"] for each in known}
     trials = {each["id"]: each for each in trials_of(path) if each["id"] not in done}
     print(tune.gpu_and_versions(), len(trials), "trials", flush=True)
-    settings = tune._settings()
+    settings = compile_jobs._settings()
     sets: dict[str, list[list[Any]]] = {}
     made = Workers(f"{Path(__file__).stem}:{compiled_facts.__name__}", workers, LIMIT, ("torch", "triton"))
     with closing(made) as compiler, TemporaryDirectory() as folder, output.open("a") as out:

@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.cpu.device import CPU_DEVICE  # noqa: E402
-from taso_mirage.emit.cpu.native import NativeKernel, empty_aligned  # noqa: E402
-from taso_mirage.emit.cpu.tune import tuned_native  # noqa: E402
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, empty_aligned  # noqa: E402
+from taso_mirage.emit.cpu.native_tuner import tuned_native  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
 from taso_mirage.ir.model import StoredWeight  # noqa: E402
 from taso_mirage.ir.mugraph import tile  # noqa: E402

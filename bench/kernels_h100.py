@@ -50,7 +50,7 @@ from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.devices.device import Device  # noqa: E402
-from taso_mirage.emit import triton, tune  # noqa: E402
+from taso_mirage.emit import compile_jobs, triton, tune  # noqa: E402
 from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
@@ -197,7 +197,7 @@ def eager_shape(row: Row, inputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def measured(
-    row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler, with_peers: bool
+    row: Row, programs: Sequence[TritonProgram], compiler: compile_jobs.Compiler, with_peers: bool
 ) -> tuple[dict[str, Any], Any]:
     """One row, and all trials."""
     errors: list[float] = []
@@ -246,7 +246,7 @@ def specialized(program: TritonProgram) -> bool:
     return any(x.schedule.specialized for x in program.launches)
 
 
-def alone(row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler) -> dict[str, Any]:
+def alone(row: Row, programs: Sequence[TritonProgram], compiler: compile_jobs.Compiler) -> dict[str, Any]:
     """The measurements of a row with programs without clusters."""
     best = tune.tuned_program(programs, compiler=compiler, check=checker(EAGER[row.name], []))
     return {"us": best.seconds * 1e6, "launches": shown_launches(best.program)}
@@ -368,7 +368,10 @@ def main() -> None:
     chosen = [row for row in chosen if not (options.missing and "calls" in rows.get(row.case, {}))]
     trials: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
+    with (
+        ProcessPoolExecutor(options.workers, spawn) as executor,
+        closing(compile_jobs.compilers(options.workers)) as compiler,
+    ):
         asked = [(row, executor.submit(searched, goal(row), options.programs)) for row in chosen]
         single = [executor.submit(searched, goal(row), options.programs, ALONE) for row in chosen if options.alone]
         for i, (row, future) in enumerate(asked):

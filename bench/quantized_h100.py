@@ -48,7 +48,7 @@ from roofline import Machine
 
 from taso_mirage import __version__
 from taso_mirage.devices.cuda.device import H100
-from taso_mirage.emit import tune
+from taso_mirage.emit import compile_jobs, tune
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.measure import native
@@ -208,7 +208,10 @@ def products(
 ) -> Iterator[dict[str, Any]]:
     spawn = multiprocessing.get_context("spawn")
     chosen = [p for p in rows if not options.rows or p.rows in options.rows]
-    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
+    with (
+        ProcessPoolExecutor(options.workers, spawn) as executor,
+        closing(compile_jobs.compilers(options.workers)) as compiler,
+    ):
         asked = [(p, executor.submit(searched, p.goal(), options.programs, H100, 60.0)) for p in chosen]
         for product, future in asked:
             try:

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
-from taso_mirage.emit import tune  # noqa: E402
+from taso_mirage.emit import compile_jobs, tune  # noqa: E402
 from taso_mirage.emit.gpu.buffers import kernel_terms  # noqa: E402
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
@@ -89,7 +89,7 @@ def programs(row: dict[str, Any]) -> Iterator[tuple[Tiled, int, TritonProgram]]:
                 yield each, warps, tune.scheduled(program, 1, replace(guess, warps=warps))
 
 
-def measured(row: dict[str, Any], compiler: tune.Compiler) -> dict[str, Any]:
+def measured(row: dict[str, Any], compiler: compile_jobs.Compiler) -> dict[str, Any]:
     """One row of the file."""
     variants = list(programs(row))
     with TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def measure(device: str) -> None:
     """Write the file, row by row."""
     rows = json.loads((RESULTS / "kernels_h100-H100.json").read_text())["rows"]
     path, done = RESULTS / f"second_kernels-{device.removeprefix('NVIDIA ').split()[0]}.json", []
-    with closing(tune.compilers(os.cpu_count() or 2)) as compiler:
+    with closing(compile_jobs.compilers(os.cpu_count() or 2)) as compiler:
         for row in [each for each in rows if len(each["launches"]) == 2]:
             done.append(measured(row, compiler))
             result = {"bench": "second_kernels", "device": device, "unit": "us", "rows": done}

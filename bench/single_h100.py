@@ -31,7 +31,7 @@ from kernels_h100 import searched  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
-from taso_mirage.emit import tune  # noqa: E402
+from taso_mirage.emit import compile_jobs, tune  # noqa: E402
 from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
@@ -141,7 +141,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
     chosen = [case for case in ROWS if not options.rows or any(part in case for part in options.rows)]
-    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
+    with (
+        ProcessPoolExecutor(options.workers, spawn) as executor,
+        closing(compile_jobs.compilers(options.workers)) as compiler,
+    ):
         asked = [(case, executor.submit(searched, goal(*ROWS[case]), options.programs, H100, 60.0)) for case in chosen]
         for case, future in asked:
             try:

@@ -36,26 +36,26 @@ def _(call: Call) -> Node:
     return fused_matmul.term(*call.args, **{k: v for k, v in attrs.items() if k != "transBatchB"})
 
 
-@op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1)
+@op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1, commutative=True)
 def skip_layer_norm(xp, x, skip, scale, offset=None, bias=None, *, epsilon: float = 1e-12):
     """layer_norm(x + skip + bias, scale, offset) over the last axis"""
     total = _skip(xp, x, skip, bias, scale, offset)
     return layer_norm(xp, total, scale, offset, axis=xp.rank(x) - 1, epsilon=epsilon)
 
 
-@op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1)
+@op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1, commutative=True)
 def skip_rms_norm(xp, x, skip, scale, bias=None, *, epsilon: float = 1e-12):
     """rms_norm(x + skip + bias, scale) over the last axis"""
     return rms_norm(xp, _skip(xp, x, skip, bias, scale), scale, axis=xp.rank(x) - 1, epsilon=epsilon)
 
 
-@op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1)
+@op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1, commutative=True)
 def skip_layer_norm_sum(xp, x, skip, scale, offset=None, bias=None, *, epsilon: float = 1e-12):
     """layer_norm(x + skip + bias, scale, offset) over the last axis, and x + skip + bias"""
     return skip_layer_norm(xp, x, skip, scale, offset, bias, epsilon=epsilon), _skip(xp, x, skip, bias)
 
 
-@op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1)
+@op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1, commutative=True)
 def skip_rms_norm_sum(xp, x, skip, scale, bias=None, *, epsilon: float = 1e-12):
     """rms_norm(x + skip + bias, scale) over the last axis, and x + skip + bias"""
     return skip_rms_norm(xp, x, skip, scale, bias, epsilon=epsilon), _skip(xp, x, skip, bias)

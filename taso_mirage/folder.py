@@ -23,13 +23,12 @@ from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
 from taso_mirage.onnx_io.files import data_beside, files_of
 from taso_mirage.report.data import or_null
-from taso_mirage.report.explanations import duration
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
-from taso_mirage.system.terminal import plural
+from taso_mirage.system.terminal import duration, plural
 from taso_mirage.system.toml import read_json
 from taso_mirage.version import __version__
 

@@ -171,8 +171,8 @@ class _Listed:
         return {**self.about.data(), "total": self.total, "estimated": self.estimated, "parts": rows}
 
     def lines(self) -> Iterator[str]:
-        from taso_mirage.report.explanations import duration
         from taso_mirage.search.partial.families import begins
+        from taso_mirage.system.terminal import duration
 
         if not self.parts:
             yield f"{self.about.title}: no costly part, which is a convolution, a matmul or an average pool of floats"
@@ -241,7 +241,7 @@ class _Found:
         }
 
     def lines(self) -> Iterator[str]:
-        from taso_mirage.report.explanations import duration
+        from taso_mirage.system.terminal import duration
 
         first, *others = self.about.places(self.part)
         yield from _wrapped("", f"{self.about.title}, {first}{_also(others)}")
@@ -298,8 +298,8 @@ def _made(program: Graph, depth: int, late: Callable[[], bool]) -> list[Mutant]:
 
 
 def _mutant(i: int, each: Ranked, before: float) -> Iterator[str]:
-    from taso_mirage.report.explanations import duration
     from taso_mirage.search.partial.picture import picture
+    from taso_mirage.system.terminal import duration
 
     name = f"{i}. {', then '.join(each.mutant.families)}: "
     without = f"{duration(each.without)} without correction"

@@ -33,11 +33,11 @@ from importlib.resources import files
 from operator import mul
 
 from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
+from taso_mirage.emit.cpu.lazy_tensors import LazyMeaning
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
 from taso_mirage.emit.cpu.printer import function_text, lines, static_cast
-from taso_mirage.emit.cpu.values import LazyMeaning
 from taso_mirage.emit.statements import (
     Expression,
     Let,
@@ -103,12 +103,13 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
         raise Unsupported("muGraphs for several sizes whose prepared weights lie otherwise")
     source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
     place, operands = len(graph.inputs) + 1, "inputs, outputs, scratch, parallel_for, pool"
-    count = reduce(mul, (v.sizes[i] for i in range(len(size_names([x.shape for x in graph.inputs])))))
-    for head, first, end, given in (
+    given = [v.sizes[i] for i in range(len(size_names([x.shape for x in graph.inputs])))]
+    count = reduce(mul, given or [v["1"]])
+    for head, first, end, arguments in (
         (_scratch_function(name, True), [], "_scratch", "sizes"),
         (_entry_function(name), [Let("sizes", _given_sizes(place), "const size_t*")], "", operands),
     ):
-        calls = [Return(v[f"{name}_range{i}{end}"](given)) for i in range(len(graphs))]
+        calls = [Return(v[f"{name}_range{i}{end}"](arguments)) for i in range(len(graphs))]
         chosen = [when(count <= most, call) for call, most in zip(calls, limits, strict=False)]
         source += f"\n{function_text(replace(head, body=(*first, *chosen, calls[-1])))}\n"
     last = f"{name}_range{len(before)}"

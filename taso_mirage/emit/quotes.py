@@ -3,7 +3,7 @@
 A function that is much the same for all sizes is best read as what it becomes. What stands in
 braces in its text is computed when it is read: an expression, or on a line of its own statements,
 or as a condition whether statements are there. `{*names}` are several arguments; so is a parameter
-with a star, or a target. Comments, and the ends of lines within a call, are kept.
+with a star, or a target. Comments, parentheses, and the ends of lines within a call are kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from taso_mirage.emit.statements import (
     ProgramFunction,
     Return,
     Roles,
+    Scope,
     Statement,
-    below,
     expression,
+    group,
+    on_new_line,
 )
 
 LANGUAGE = "gl"
@@ -53,10 +55,12 @@ class _Quote:
 
     def _parameters(self, node: ast.FunctionDef) -> Iterator[str | Parameter]:
         """The parameters; several where one has a star."""
-        if node.args.vararg is not None:
-            yield from self.known[node.args.vararg.arg]
-        for arg in (*node.args.args, *node.args.kwonlyargs):
-            yield arg.arg if arg.annotation is None else Parameter(arg.arg)
+        starred, given = node.args.vararg, [*node.args.args, None, *node.args.kwonlyargs]
+        for arg in given:
+            if arg is not None:
+                yield arg.arg if arg.annotation is None else Parameter(arg.arg)
+            elif starred is not None:
+                yield from self.known[starred.arg]
 
     def _statements(self, nodes: Iterable[ast.stmt]) -> Iterator[Statement]:
         for node in nodes:
@@ -69,7 +73,8 @@ class _Quote:
                 case ast.Expr(ast.Call(ast.Attribute(_, "warp_specialize"), args)):
                     yield self._roles(*map(self._value, args))
                 case ast.Expr(value):
-                    yield self._value(value)
+                    made = self._value(value)
+                    yield Scope((made,), True, why) if why else made
                 case _:
                     yield replace(self._statement(node), why=why)
 
@@ -115,14 +120,19 @@ class _Quote:
                 return Expression("own", (), member)
             case ast.Attribute(value, member):
                 return Expression("member", (self._value(value),), member)
-            case ast.BinOp(left, operator, right):
-                return Expression(OPERATORS[type(operator)], (self._value(left), self._value(right)))
-            case ast.Compare(left, [operator], [right]) | ast.BoolOp(operator, [left, right]):
-                return Expression(OPERATORS[type(operator)], (self._value(left), self._value(right)))
+            case (
+                ast.BinOp(left, operator, right)
+                | ast.Compare(left, [operator], [right])
+                | ast.BoolOp(operator, [left, right])
+            ):
+                a, b = self._value(left), self._value(right)
+                a = a if left.col_offset == node.col_offset else group(a)
+                b = b if right.end_col_offset == node.end_col_offset else group(b)
+                return Expression(OPERATORS[type(operator)], (a, b))
             case ast.UnaryOp(ast.USub(), ast.Name() as value):
                 return -self._value(value)
             case ast.List(elements) | ast.Tuple(elements):
-                return Expression(type(node).__name__.lower(), tuple(self._values(elements)))
+                return Expression("list" if isinstance(node, ast.List) else "several", tuple(self._values(elements)))
             case ast.Call():
                 return self._call(node)
         line = self.lines[node.lineno - 1].encode()  # as columns are counted
@@ -132,7 +142,7 @@ class _Quote:
         values, line = list[Expression](), node.func.end_lineno
         for each in node.args:
             first, *more = self._values([each])
-            values += [below(first) if each.lineno != line else first, *more]
+            values += [on_new_line(first) if each.lineno != line else first, *more]
             line = each.end_lineno
         named = {each.arg: self._value(each.value) for each in node.keywords if each.arg is not None}
         return self._value(node.func)(*values, **named)

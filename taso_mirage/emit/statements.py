@@ -45,7 +45,7 @@ class Expression:
     - "name": `text`, which is one word or in parentheses; "own": the same of the language itself
     - "call": the first argument with the others, of which the last ones are `named`
     - "item": the first argument at the others; "member": `text` of the argument
-    - "list", "tuple": the arguments; "group": one in parentheses; "choice": a, if b, else c
+    - "list", "several": the arguments; "group": one in parentheses; "choice": a, if b, else c
     """
 
     op: str
@@ -130,7 +130,7 @@ def expression(value: ExpressionLike) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, list | tuple):
-        return Expression(type(value).__name__, tuple(map(expression, value)))
+        return Expression("list" if isinstance(value, list) else "several", tuple(map(expression, value)))
     return Expression("name", (), repr(value) if isinstance(value, float) else str(value))
 
 
@@ -144,7 +144,7 @@ def select(value: ExpressionLike, condition: ExpressionLike, otherwise: Expressi
     return Expression("choice", (expression(value), expression(condition), expression(otherwise)))
 
 
-def below(value: ExpressionLike) -> Expression:
+def on_new_line(value: ExpressionLike) -> Expression:
     """An argument on a line of its own, for a call that is long otherwise."""
     return Expression("name", (), f"\n    {value}")
 
@@ -257,7 +257,7 @@ def let(name: str, value: ExpressionLike, why: str = "") -> Let:
     return Let(name, expression(value), why=why)
 
 
-def constant(name: str, value: ExpressionLike) -> Let:
+def compile_time(name: str, value: ExpressionLike) -> Let:
     """The statement that names a value that is known when the program is compiled."""
     return Let(name, expression(value), "constexpr")
 
@@ -334,12 +334,13 @@ class PythonPrinter:
     def _statement(self, each: Statement) -> Iterator[str]:
         match each:
             case Let(name, value, type, op):
-                yield f"{name}{f': {self.prefix}{type}' if type else ''} {op} {self.expression(value)}"
+                yield f"{name}{f': {self.prefix}{type}' if type else ''} {op} {self._bare(value)}"
             case Expression():
                 yield self.expression(each)
             case Return(value):
-                shown = map(self.expression, value.args if value.op == "tuple" else (value,))
-                yield f"return {', '.join(shown)}"
+                yield f"return {self._bare(value)}"
+            case Scope((one,), True):
+                yield from self._statement(one)
             case Roles(groups, warps, registers):
                 yield f"{self.prefix}warp_specialize(["
                 for function, *args in (call.args for call in groups):
@@ -374,7 +375,7 @@ class PythonPrinter:
                 return f"{self.prefix}{x.text}"
             case "list":
                 return f"[{', '.join(shown)}]"
-            case "tuple":
+            case "several":
                 return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
             case "group":
                 return f"({shown[0]})"
@@ -394,6 +395,11 @@ class PythonPrinter:
                 rank = RANKS[operator]
                 left = self._operand(x.args[0], rank + (rank == COMPARED))
                 return f"{left} {operator} {self._operand(x.args[1], rank + 1)}"
+
+    def _bare(self, x: Expression) -> str:
+        """The text of a value, or of several."""
+        values = x.args if x == Expression("several", x.args) else (x,)
+        return ", ".join(map(self.expression, values))
 
     def _operand(self, x: Expression, least: int) -> str:
         """The text of a part that binds at least as strongly as this."""

@@ -8,11 +8,10 @@ together larger than the L2 cache, so that weights come from memory as they do i
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from concurrent.futures import as_completed
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.compile import OVERLAPPING, load_source
+from taso_mirage.emit.compile_jobs import Compiler, is_triton, job
 from taso_mirage.emit.estimates import ranked
 from taso_mirage.emit.gpu.program import (
     TF32_ROUNDED,
@@ -33,9 +33,7 @@ from taso_mirage.emit.gpu.program import (
 from taso_mirage.emit.replays import REPLAYED, input_sets, measured
 from taso_mirage.emit.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.system.spending import Purpose, spent, waited
-from taso_mirage.system.workers import Workers
 
 FINALISTS = 4
 """The number of programs, of different grids, loops or forms, that get other schedules."""
@@ -57,22 +55,6 @@ Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
 Prepare = Callable[[Sequence[Any]], None]
 """Makes random inputs (tensors on the GPU) such as a model gives them, in place."""
-Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
-"""Does a `job` in another process (`compilers` makes one); the result is whether the program
-compiles."""
-COMPILERS = 12
-"""Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
-SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
-"""A program that is compiled soon."""
-ASSEMBLER = "TRITON_PTXAS_PATH"
-"""The variable that names the assembler, which PyTorch's compiler sets."""
-LIMIT = 10.0
-"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
-
-
-def compilers(count: int) -> Workers:
-    """At most COMPILERS processes that compile programs into Triton's cache."""
-    return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
 
 
 class Cache(Protocol):
@@ -208,27 +190,28 @@ def overlapped(program: TritonProgram) -> TritonProgram:
     return program
 
 
+@dataclass
 class _Bench:
     """The GPU: programs in, seconds out."""
 
-    def __init__(
-        self,
-        target: str,
-        folder: Path,
-        cache: Cache | None,
-        compiler: Compiler | None,
-        check: Check | None,
-        sizes: Mapping[str, int],
-        late: Callable[[], bool],
-        prepare: Prepare | None = None,
-    ) -> None:
-        at = "".join(f" {name}={size}" for name, size in sizes.items())
-        self.target, self.folder, self.cache = f"{target} graphs of {REPLAYED} calls{at}", folder, cache
-        self.compiler, self.check, self.sizes, self.late = compiler, check, sizes, late
-        self.prepare = prepare
-        self.modules: dict[str, ModuleType] = {}
-        self.sets: list[list[Any]] = []
-        self.best = math.inf
+    versions: str
+    folder: Path
+    cache: Cache | None
+    compiler: Compiler | None
+    check: Check | None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    late: Callable[[], bool] = lambda: False
+    prepare: Prepare | None = None
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    sets: list[list[Any]] = field(default_factory=list)
+    """Random inputs, in several sets."""
+    best: float = math.inf
+
+    @property
+    def target(self) -> str:
+        """The name of these measurements in the cache."""
+        at = "".join(f" {name}={size}" for name, size in self.sizes.items())
+        return f"{self.versions} graphs of {REPLAYED} calls{at}"
 
     def overlaps(self) -> bool:
         """Whether a kernel may begin while the one before it ends."""
@@ -282,65 +265,6 @@ class _Bench:
         found = _seconds(self.modules[functions], program, self.sets, self.check, BEHIND * self.best)
         self.best = min(self.best, found)
         return found
-
-
-def job(program: TritonProgram) -> dict[str, Any]:
-    """The compiler's job for a program, as JSON."""
-    launches = [
-        [
-            x.name,
-            [program.buffer(b).pointed for b in x.buffers],
-            [[m.shape, m.tile] for m in x.maps],
-            len(x.sizes),
-            x.options,
-        ]
-        for x in program.launches
-    ]
-    return {"source": program.source, "launches": launches, "settings": _settings()}
-
-
-def first_job() -> dict[str, Any]:
-    """A `job` that is small: a process takes seconds for its first one, whatever that is."""
-    return {"source": SMALL, "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]], "settings": _settings()}
-
-
-def _settings() -> dict[str, str]:
-    """The settings in the key of Triton's cache: PyTorch sets some of them when it compiles."""
-    import triton
-
-    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
-    found |= {} if (assembler := _assembler()) is None else {ASSEMBLER: assembler}
-    library = triton.knobs.nvidia.libdevice_path
-    return found | ({} if library is None else {"TRITON_LIBDEVICE_PATH": str(library)})
-
-
-@cache
-def _assembler() -> str | None:
-    """The assembler that keys of this process name: Triton asks for its version once."""
-    return os.environ.get(ASSEMBLER)
-
-
-def warmed(job: Mapping[str, Any]) -> bool:
-    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it
-    can be done."""
-    import torch
-
-    for name in [name for name in os.environ if name.startswith("TRITON_")]:
-        del os.environ[name]
-    os.environ.update(job["settings"])
-    with TemporaryDirectory() as folder:
-        module = load_source(job["source"], Path(folder))
-        for name, dtypes, maps, sizes, options in job["launches"]:
-            types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
-            for i, (shape, tile) in enumerate(maps):
-                types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
-            try:  # a grid is no part of the compiled code
-                getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
-            except Exception as error:
-                if not _is_triton(error):
-                    raise
-                return False
-    return True
 
 
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
@@ -420,7 +344,7 @@ def _seconds(
     try:
         results = _into_nan(call, sets[0])
     except Exception as error:
-        if not _is_triton(error):
+        if not is_triton(error):
             raise
         return math.inf
     if check is not None and not check(sets[0], results if isinstance(results, tuple) else (results,)):
@@ -439,9 +363,3 @@ def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         return call(*inputs)
     finally:
         torch.set_deterministic_debug_mode(before)
-
-
-def _is_triton(error: Exception) -> bool:
-    """Whether Triton raised an error: its errors have no common base, and some are plain
-    RuntimeErrors of its passes."""
-    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
 from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
-from taso_mirage.forms.base.device_ranking import ranked_mugraphs
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
 from taso_mirage.forms.base.members import followed_convolution

@@ -12,7 +12,7 @@ more rows multiply floats that are made of a strip of the weights (`block_linear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
@@ -23,7 +23,8 @@ from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import Form, IsWanted, Users
-from taso_mirage.ir.dims import Symbolic, dim_product, fixed
+from taso_mirage.forms.base.members import FollowingStep, followed
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
@@ -234,20 +235,15 @@ def shared_operand(node: Node) -> Node | None:
     return names.get("x")
 
 
-def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
+def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     """A product of a model with the sums that alone read it: of a bias, if it has none itself, then
     of a tensor of the shape of the result."""
-    members = [node]
     biased = any(each.match(node) is not None for each in BIASED)
-    for added in [(node.dtype, shape) for shape in (node.shape[-1:], node.shape)[biased:]]:
-        last = members[-1]
-        readers = users(last)
-        if wanted(last) or len(readers) != 1 or ADDED.match(readers[0]) is None or readers[0].type != node.type:
-            continue
-        others = [a for a in readers[0].args if a is not last]
-        if len(others) == 1 and (others[0].dtype, others[0].shape) == added:
-            members.append(readers[0])
-    return members
+
+    def takes(shape: tuple[Dim, ...]) -> FollowingStep:
+        return ADDED, lambda others: [(a.dtype, a.shape) for a in others] == [(node.dtype, shape)]
+
+    return followed(node, users, wanted, map(takes, (node.shape[-1:], node.shape)[biased:]))
 
 
 def weight_products(goal: Graph) -> WeightProducts | None:
@@ -308,7 +304,7 @@ def _of_floats(node: Node) -> TemplateInstance:
         sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),
         layout=(columns, most == NARROW_ROWS),
         switches=(free,),
-        rows=rows,
+        rows=rows if free else 0,
     )
 
 
@@ -329,7 +325,7 @@ def _of_blocks(node: Node) -> TemplateInstance:
         layout=("blocks", columns),
         switches=(free,),
         fixed=x.shape[-1:],
-        rows=rows,
+        rows=rows if free else 0,
         weights=(1, 4, 5),
         first=(rows, bytes, bits) if most & (most - 1) == 0 else (0, 0, 0),
     )

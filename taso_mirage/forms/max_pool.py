@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -23,19 +22,16 @@ from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
 from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within
 from taso_mirage.errors import Unsupported
+from taso_mirage.forms.base.blocked_goal import BlockedGoal, blocked_form
 from taso_mirage.forms.base.conversion import Conversion
-from taso_mirage.forms.base.device_ranking import ranked_mugraphs
-from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
+from taso_mirage.forms.base.form import IsWanted, ModelTerms, Users
 from taso_mirage.forms.base.in_operators import FIRST, LAST
 from taso_mirage.forms.channels_last import HALF_FLOATS, is_half_convolution
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
-from taso_mirage.mugraph.search import FoundMuGraph
-from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
-from taso_mirage.verdicts import Evidence, Failure
 
 OPERATOR = "max_pool_last"
 PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
@@ -43,31 +39,17 @@ PIXELS, CHANNELS = (4, 8, 16, 32), (32, 64, 128)
 FEWEST, MOST = 256, 4096
 """Elements of a block. With all channels a block may have fewer than `FEWEST`."""
 LARGEST = 49
-"""The largest number of elements of a kernel, because each is written out."""
-BEST = 8
-"""The number of muGraphs that are compiled and run."""
+"""Elements of a kernel, at most: each has lines of its own."""
 
 
 # ---------------------------------------------------------------- the goal
 
 
 @dataclass(frozen=True, slots=True)
-class MaxPoolLast:
+class MaxPoolLast(BlockedGoal):
     """A goal that is a `max_pool_last`: (n,h,w,c)."""
 
-    node: Node
-    slack = 1.0
-    large, once, joins = True, True, False
     together = "channels last"
-
-    @property
-    def known(self) -> list[Node]:
-        """The operands that are weights."""
-        return []
-
-    def mugraph(self, block: tuple[int, ...]) -> Node:
-        """The term with blocks of so many pixels and channels."""
-        return term(OPERATOR, *self.node.args, **{**dict(self.node.attrs), "block": block})
 
     def small(self) -> tuple[MaxPoolLast, Graph]:
         """This pool of an image of few channels and pixels, and the same in operators of ONNX."""
@@ -76,15 +58,12 @@ class MaxPoolLast:
         sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
         x = variable("x", Tensor("float32", (2, *sides, 2)))
         found = MaxPoolLast(term(OPERATOR, x, **attrs))
-        return found, Graph((x,), (_in_operators(found.node),))
+        return found, Graph((x,), (found.operators(),))
 
-    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
-        of the device first."""
-        evidence = _evidence(*self.small())
-        if not isinstance(evidence, Evidence):
-            return []
-        return ranked_mugraphs(((self.mugraph(block), evidence) for block in self.blocks()), graph, device, BEST)
+    def operators(self) -> Node:
+        """The pool in operators of ONNX."""
+        first = term("transpose", self.node.args[0], perm=FIRST)
+        return term("transpose", term("max_pool", first, **_attrs(self.node)), perm=LAST)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """Pixels and channels of blocks that may be fast."""
@@ -96,15 +75,6 @@ class MaxPoolLast:
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save: those of two transpositions."""
         return float(2 * (size(self.node.args[0].type) + size(self.node.type))) / device.bandwidth
-
-
-@lru_cache(maxsize=64)
-def _evidence(small: MaxPoolLast, goal: Graph) -> Evidence | Failure:
-    return verified_mugraph(Graph(goal.inputs, (small.mugraph((PIXELS[0], CHANNELS[0])),)), goal)
-
-
-def _read(goal: Graph) -> MaxPoolLast | None:
-    return MaxPoolLast(goal.outputs[0]) if len(goal.outputs) == 1 and goal.outputs[0].op == OPERATOR else None
 
 
 # ---------------------------------------------------------------- the model
@@ -129,11 +99,6 @@ def _converted(members: Sequence[Node], model: Conversion) -> Node:
     (node,) = members
     last = term("transpose", model.done[node.args[0]], perm=LAST)
     return term("transpose", term(OPERATOR, last, **_attrs(node)), perm=FIRST)
-
-
-def _in_operators(node: Node) -> Node:
-    first = term("transpose", node.args[0], perm=FIRST)
-    return term("transpose", term("max_pool", first, **_attrs(node)), perm=LAST)
 
 
 # ---------------------------------------------------------------- the program
@@ -208,10 +173,4 @@ class MaxPoolFunction(FormFunction):
         return [f"a block has {self.pixels} pixels with {self.beside} channels; all of the kernel's elements in turn."]
 
 
-FORM = Form(
-    GpuProgram(OPERATOR, MaxPoolFunction),
-    _read,
-    own_terms(OPERATOR),
-    operators=_in_operators,
-    terms=ModelTerms(_members, _converted),
-)
+FORM = blocked_form(MaxPoolLast, GpuProgram(OPERATOR, MaxPoolFunction), ModelTerms(_members, _converted))

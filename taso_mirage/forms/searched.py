@@ -8,7 +8,8 @@ from taso_mirage.emit.gpu.block import TritonBlock
 from taso_mirage.emit.gpu.clusters import SOURCE
 from taso_mirage.emit.gpu.forms import Buffers, GpuProgram
 from taso_mirage.emit.gpu.small_floats import CONVERSIONS
-from taso_mirage.emit.gpu.warp_specialized import HELPERS, WarpSpecializedBlock
+from taso_mirage.emit.gpu.warp_specialized import WarpSpecializedBlock
+from taso_mirage.emit.gpu.warp_specialized_text import HELPERS
 from taso_mirage.forms.base.form import Form, own_terms
 from taso_mirage.ir.terms import Node
 

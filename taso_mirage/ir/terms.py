@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -178,16 +178,26 @@ class Graph:
         return iter(topological(self.outputs))
 
 
-def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Node]:
+class HasArgs(Protocol):
+    """A value that is computed from others."""
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+
+
+_Term = TypeVar("_Term", bound=HasArgs)
+
+
+def topological(outputs: Iterable[_Term], stop: Container[_Term] = ()) -> list[_Term]:
     """All terms below `outputs`, operands first; nothing below (or of) `stop`.
 
     Iterative: models are deep.
     """
     if not stop:
         return _all_below(outputs)
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[Node] = []
+    order: list[_Term] = []
+    seen: set[_Term] = set()
+    stack: list[_Term] = []
     for output in outputs:
         stack.append(output)
         while stack:
@@ -204,9 +214,9 @@ def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Nod
     return order
 
 
-def _all_below(outputs: Iterable[Node]) -> list[Node]:
+def _all_below(outputs: Iterable[_Term]) -> list[_Term]:
     """`topological` without `stop`, optimized because a search calls it most often."""
-    seen: dict[Node, None] = {}
+    seen: dict[_Term, None] = {}
     stack = list(outputs)[::-1]
     while stack:
         node = stack[-1]

@@ -40,10 +40,6 @@ class Backend(Protocol):
         asks its sizes which operators run."""
 
     @property
-    def free(self) -> bool:
-        """Whether a kernel may read any of its sizes at run time (`regions.free_regions`)."""
-
-    @property
     def prepared(self) -> PreparedKinds | None:
         """The goals with kernels by hand, over weights that lie as these read them."""
 

@@ -11,8 +11,8 @@ from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpp import SizeRange
-from taso_mirage.emit.cpu.native import build
-from taso_mirage.emit.cpu.tune import tuned_native, tuned_ranges
+from taso_mirage.emit.cpu.native_kernel import build
+from taso_mirage.emit.cpu.native_tuner import tuned_native, tuned_ranges
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
 from taso_mirage.ir.terms import Graph
@@ -33,7 +33,6 @@ class CpuLowering:
 
     device: Device = CPU_DEVICE
     batched = False
-    free = True
     prepared: PreparedKinds | None = CPU_GOALS
     arranged = False
     searching = 0

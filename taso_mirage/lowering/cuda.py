@@ -20,7 +20,7 @@ from typing import Any
 from taso_mirage.devices.cuda.device import SPECIALIZED, described, gpu
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
-from taso_mirage.emit import triton, tune
+from taso_mirage.emit import compile_jobs, triton, tune
 from taso_mirage.emit.compile import CompiledKernel, compiled, load_source
 from taso_mirage.emit.gpu.buffers import kernel_terms
 from taso_mirage.emit.gpu.program import (
@@ -76,12 +76,11 @@ class CudaLowering:
     device: Device
     key: str
     capability: int
-    compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
+    compiler: Workers = field(default_factory=lambda: compile_jobs.compilers(cores()))
     lanes: int = 4
     prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
     batched: bool = True
-    free: bool = True
     """Whether kernels have free sizes. A region without such a kernel keeps its operators, or has a
     kernel of samples. A model that distinguished sizes would contain an `If`, with which ONNX
     Runtime captures no CUDA graph."""
@@ -224,7 +223,7 @@ class CudaLowering:
         """Processes that compile import PyTorch, and compile small programs, first; float64
         references have their products and convolutions on the GPU. The library that runs kernels in
         models is built, which takes seconds on a fresh machine."""
-        self.compiler.start(tune.first_job())
+        self.compiler.start(compile_jobs.first_job())
         CONTRACTING.by = contracted_on_gpu
         with suppress(TasoMirageError):  # reported when a model is opened
             library()

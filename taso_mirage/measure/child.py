@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
@@ -57,6 +57,17 @@ class Child:
         self._connection: Connection[Any, Any] | None = None
         self._owed = 0
         self._dropped: deque[tuple[int, int]] = deque()
+
+    @contextmanager
+    def within(self, deadline: Deadline | None = None, limit: float | None = None) -> Iterator[None]:
+        """Set the deadline, the limit, or both for the calls inside."""
+        around = self.deadline, self.limit
+        self.deadline = self.deadline if deadline is None else deadline
+        self.limit = self.limit if limit is None else limit
+        try:
+            yield
+        finally:
+            self.deadline, self.limit = around
 
     @spent(Purpose.RUNS, usual=True)
     def call(self, function: Callable[..., R], *args: Any) -> R:

@@ -29,7 +29,7 @@ LIFTING = 1e-3
 """The seconds per term that the search for variable sizes takes. A side that is evaluated in less
 time is not cut."""
 TOGETHER = 1 << 28
-"""Bytes of weights of the sides that are joined."""
+"""Bytes of weights and values of the sides that are joined."""
 LONG = 0.5
 """Seconds of a float64 evaluation from which on a side is also cut along some of equal sizes."""
 
@@ -57,11 +57,12 @@ class Sides:
         return self.seconds() > LIFTING * len(topological((*self.before, *self.after)))
 
 
-def few_weights(places: Sequence[Sides]) -> Iterator[list[Sides]]:
-    """The sides in their order, in groups whose weights have at most TOGETHER bytes."""
+def few_bytes(places: Sequence[Sides]) -> Iterator[list[Sides]]:
+    """The sides in their order, in groups whose weights and values have at most TOGETHER bytes."""
     some, total = list[Sides](), 0
     for each in places:
         own = sum(size(n.tensor) for n in _leaves(each.after) if n.op == "weight")
+        own += sum(np.asarray(value).nbytes for value in (*each.inputs.values(), *each.found))
         if some and total + own > TOGETHER:
             yield some
             some, total = [], 0
@@ -75,7 +76,7 @@ def joined_sides(places: Sequence[Sides]) -> Sides:
     """The optimized terms of several sides as those of one, over inputs of their own."""
     after, inputs = list[Node](), dict[str, Any]()
     for i, each in enumerate(places):
-        named = {n: variable(f"{n.attr('name')}_{i}", n.tensor) for n in each.leaves if n.op == "input"}
+        named = {n: variable(f"{n.attr('name')}_{i}", n.tensor) for n in _leaves(each.after) if n.op == "input"}
         after += over_leaves(each.after, named)
         inputs |= {new.attr("name"): each.inputs[old.attr("name")] for old, new in named.items()}
     return Sides((), tuple(after), inputs, tuple(value for each in places for value in each.found))

@@ -11,6 +11,7 @@ one that was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
@@ -21,13 +22,15 @@ from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Graph, Node, topological
+from taso_mirage.measure.beside import beside_case, scaled_case
 from taso_mirage.measure.bulk import evaluation_seconds
-from taso_mirage.measure.check import FACTOR, CheckCase, Difference, case_on, compare, plausible
-from taso_mirage.measure.cuts import Sides, few_weights, fewer_rows, fixed_sides, joined_sides
+from taso_mirage.measure.check import CheckCase, Difference, case_on, compare, plausible
+from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
 from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
-from taso_mirage.measure.magnitudes import most_of, rounds, uniform_number
+from taso_mirage.measure.joint import Ran, joins, run_together
+from taso_mirage.measure.magnitudes import rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
@@ -45,8 +48,11 @@ GIVEN = 1 << 30
 OTHERS = 1 << 27
 """Bytes of the values of all those of equal patches that are compared beside one of them."""
 _Place: TypeAlias = tuple[Target, tuple[Node, ...], tuple[Node, ...]]
+_Run: TypeAlias = tuple[tuple[Node, ...], int, tuple[Node, ...]]
+"""The terms of the original that a patch stands for, the input set, and the optimized terms at the
+sizes that ran."""
 NO_TIME = "there was no time"
-BESIDE, FULL = "the original's run", " at full size"
+FULL = " at full size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,10 @@ class RegionalCheck:
         self.known: dict[_Place, list[Difference]] = {}
         """The differences of each patch that was compared; none where an equal one passed and it is
         as near."""
+        self.few: dict[_Run, tuple[CheckCase, Sides] | None] = {}
+        """The cut of a patch on the values of a run, where it was looked for ahead."""
+        self.ran: dict[_Run, Ran] = {}
+        """Runs of patches that were in one session with others, at full size and cut."""
         self.others = 0
         """Bytes of the values of equal patches that were asked for."""
         self.alone: dict[str, None] = {}
@@ -132,11 +142,38 @@ class RegionalCheck:
             self._step()
             now, wanted = self._fitting(wanted, optimized)
             self._observe([patch for each in now for patch in each], optimized.target)
+            if joins(optimized.target):
+                self._run_ahead(now, optimized)
             for first, *others in now:
                 self._step()
                 self._look(first, others, optimized)
+            self.few.clear()
+            self.ran.clear()
             if wanted or not self.keeps:
                 self.values.clear()
+
+    def _run_ahead(self, now: Sequence[Sequence[Patch]], optimized: ClaimedModel) -> None:
+        """Run all patches at full size in few sessions, and then the cuts of the first of each
+        kind."""
+        compared, last = _Compared(self.model, optimized, self._step, self.share), len(self.cases) - 1
+        firsts = [(first, run) for first, *_ in now for run in range(len(self.cases))]
+        wholes = [*firsts, *((patch, last) for _, *others in now for patch in others)]
+        self._keep_runs([(patch.terms, run, self._sides(patch, run)) for patch, run in wholes], compared)
+        cuts: list[tuple[tuple[Node, ...], int, Sides]] = []
+        for patch, run in firsts:
+            if self.late():
+                break
+            whole = self._sides(patch, run)
+            with suppress(*WRONG):
+                found = compared.few_rows(self.cases[run].name, whole) if whole.pays() else None
+                self.few[patch.terms, run, whole.after] = found
+                cuts += [] if found is None else [(patch.terms, run, found[1])]
+        self._keep_runs(cuts, compared)
+
+    def _keep_runs(self, places: Sequence[tuple[tuple[Node, ...], int, Sides]], compared: _Compared) -> None:
+        ran = run_together([sides for *_, sides in places], compared.opened)
+        kept = {(t, run, s.after): each for (t, run, s), each in zip(places, ran, strict=True) if each is not None}
+        self.ran |= kept
 
     def _look(self, first: Patch, others: Sequence[Patch], optimized: ClaimedModel) -> None:
         """Compare a patch; where it passes, also those of equal ones that are further off than it
@@ -158,7 +195,10 @@ class RegionalCheck:
         if compared.case_there is None:
             return []
         try:
-            near = compared.together(compared.case_there, [self._sides(patch, len(self.cases) - 1) for patch in others])
+            last = len(self.cases) - 1
+            places = [self._sides(patch, last) for patch in others]
+            ran = [self.ran.get((p.terms, last, s.after)) for p, s in zip(others, places, strict=True)]
+            near = compared.together(compared.case_there, places, ran)
         except OutOfTime:
             raise
         except WRONG:
@@ -240,15 +280,28 @@ class RegionalCheck:
         size against the run. If the patch is not independent along rows, or fails on a few (whose
         values may not be valid operands), it is compared on all rows."""
         whole, name = self._sides(patch, run), self.cases[run].name
-        dear = whole.seconds() > DEAR
-        cut = compared.on_few_rows(name, whole) if whole.pays() else None
-        if cut is not None and (dear or all(each.passed for each in cut[1])):
-            yield from self._named(patch, cut[1])
-            yield from self._named(patch, compared.beside(_scaled(cut[0], whole), whole), FULL)
-        elif dear:
-            yield from self._named(patch, compared.beside(compared.perturbed(name, whole), whole), FULL)
+        dear, ran = whole.seconds() > DEAR, self.ran.get((patch.terms, run, whole.after))
+        few = self._few_rows(patch, compared, run, whole)
+        if few is not None:
+            case, sides = few
+            differences = compared.exactly(case, sides, self.ran.get((patch.terms, run, sides.after)))
+            if dear or all(each.passed for each in differences):
+                yield from self._named(patch, differences)
+                yield from self._named(patch, compared.beside(scaled_case(case, whole), whole, ran), FULL)
+                return
+        if dear:
+            yield from self._named(patch, compared.beside(compared.perturbed(name, whole), whole, ran), FULL)
         else:
-            yield from self._named(patch, compared.exactly(compared.case(name, whole), whole))
+            yield from self._named(patch, compared.exactly(compared.case(name, whole), whole, ran))
+
+    def _few_rows(self, patch: Patch, compared: _Compared, run: int, whole: Sides) -> tuple[CheckCase, Sides] | None:
+        """The cut of a patch, which may have been found ahead."""
+        place = patch.terms, run, whole.after
+        if place not in self.few:
+            return compared.few_rows(self.cases[run].name, whole) if whole.pays() else None
+        found = self.few[place]
+        compared.case_there = compared.case_there if found is None else found[0]
+        return found
 
     def _sides(self, patch: Patch, run: int) -> Sides:
         inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
@@ -281,9 +334,9 @@ class _Compared:
         self.case_there: CheckCase | None = None
         """The case of the last inputs."""
 
-    def on_few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, list[Difference]] | None:
-        """The differences at the smallest sizes at which the original's side gives in float64 the
-        values of the run; None where it does so at none."""
+    def few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, Sides] | None:
+        """The smallest sizes at which the original's side gives in float64 the values of the run;
+        None where it does so at none."""
         for sides in fewer_rows(whole):
             try:
                 case = self.case(name, sides)
@@ -292,7 +345,7 @@ class _Compared:
             except WRONG:  # indices into the part that was cut
                 continue
             if plausible(sides.found, case.reference):
-                return case, self.exactly(case, sides)
+                return case, sides
         return None
 
     def case(self, name: str, sides: Sides) -> CheckCase:
@@ -303,14 +356,15 @@ class _Compared:
         self.case_there = case_on(name, before, sides.inputs, list(sides.found), reference)
         return self.case_there
 
-    def exactly(self, case: CheckCase, sides: Sides) -> list[Difference]:
-        """The differences of the optimized side from float64."""
+    def exactly(self, case: CheckCase, sides: Sides, ran: Ran | None = None) -> list[Difference]:
+        """The differences of the optimized side from float64; `ran`: a run of it, if there is
+        one."""
         before, after = self._excerpt(self.model, sides, sides.before), self._after(sides)
         fine, finely = Fine.of(before), None
         if fine is not None:
             case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
             finely = fine.opened(after, self.optimized.target)
-        return compare(after, self._opened(sides, after), [case], finely, self.share)
+        return compare(after, ran or self.opened(sides), [case], finely, self.share)
 
     def equal_in_float64(self, sides: Sides) -> bool:
         """Whether both sides are equal where neither rounds."""
@@ -322,37 +376,28 @@ class _Compared:
         """The case of the original's run, where roundings of its side are no fault."""
         moved = Perturbed(self._excerpt(self.model, whole, whole.before), self.optimized.target)
         resolution = cache(lambda: moved(whole.inputs, whole.found))
-        self.case_there = _beside(name, whole, [0.0] * len(whole.found), resolution)
+        self.case_there = beside_case(name, whole, [0.0] * len(whole.found), resolution)
         return self.case_there
 
-    def beside(self, case: CheckCase, whole: Sides) -> list[Difference]:
+    def beside(self, case: CheckCase, whole: Sides, ran: Ran | None = None) -> list[Difference]:
         """The differences of the optimized side from the original's run."""
         after = self._after(whole)
-        return compare(after, self._opened(whole, after), [case])
+        return compare(after, ran or self.opened(whole), [case])
 
-    def together(self, case: CheckCase, places: Sequence[Sides]) -> list[bool]:
+    def together(self, case: CheckCase, places: Sequence[Sides], ran: Sequence[Ran | None] = ()) -> list[bool]:
         """Whether each of equal sides is as close to the original's run as `case`, relative to the
-        size of its numbers; many sides run in one session."""
+        size of its numbers; many sides run in one session, unless `ran` has their runs."""
+        ran = ran if ran and None not in ran else run_together(places, self.opened)
         near = list[bool]()
-        for some in few_weights(places):
+        for sides, each in zip(places, ran, strict=True):
             self.step()
-            there, cases = joined_sides(some), [_scaled(case, each) for each in some]
-            resolution = cache(lambda cases=cases: [s for each in cases if each.resolution for s in each.resolution()])
-            allowed = [a for each in cases for a in each.allowed]
-            after = self._after(there)
-            given = compare(
-                after, open_part(after, self.optimized.target), [_beside(case.name, there, allowed, resolution)]
-            )
-            counts = np.cumsum([len(each.found) for each in some])
-            near += [
-                all(d.passed for d in given[end - len(each.found) : end])
-                for each, end in zip(some, counts, strict=True)
-            ]
+            near.append(all(d.passed for d in self.beside(scaled_case(case, sides), sides, each)))
         return near
 
-    def _opened(self, sides: Sides, after: Model) -> Session:
+    def opened(self, sides: Sides) -> Session:
+        """A session on the optimized side."""
         if sides.after not in self.sessions:
-            self.sessions[sides.after] = open_part(after, self.optimized.target)
+            self.sessions[sides.after] = open_part(self._after(sides), self.optimized.target)
         return self.sessions[sides.after]
 
     def _after(self, sides: Sides) -> Model:
@@ -382,32 +427,3 @@ def _differing(cases: Sequence[CheckCase]) -> list[CheckCase]:
 def _values(patches: Sequence[Patch]) -> list[Node]:
     """The original's terms of which patches need the values."""
     return list(dict.fromkeys(n for patch in patches for n in (*patch.values.values(), *patch.terms)))
-
-
-def _beside(name: str, whole: Sides, allowed: Sequence[float], resolution: Callable[[], list[float]]) -> CheckCase:
-    """The case of the original's run at full size, where so large errors are no fault."""
-    still = [0.0] * len(whole.found)
-    found = list(whole.found)
-    return CheckCase(name, whole.inputs, found, found, lambda ways: still, resolution, None, allowed, BESIDE)
-
-
-def _scaled(exact: CheckCase, whole: Sides) -> CheckCase:
-    """The case of a cut patch, scaled to the whole patch: both models may be as far from float64 as
-    the criterion allows on few rows, times the ratio of the magnitudes."""
-    scales = [_scale(*each) for each in zip(whole.found, exact.reference, strict=True)]
-    allowed = [(FACTOR + 1) * own * scale for own, scale in zip(exact.own(), scales, strict=True)]
-
-    def resolution() -> list[float]:
-        found = [0.0] * len(scales) if exact.resolution is None else exact.resolution()
-        return [2 * each * scale for each, scale in zip(found, scales, strict=True)]
-
-    return _beside(exact.name, whole, allowed, resolution)
-
-
-def _scale(whole: Any, cut: Any) -> float:
-    """How much larger the numbers are at full size."""
-    if not rounds(whole):
-        return 1.0
-    few = most_of(np.asarray(cut, np.float64)[np.isfinite(cut)])
-    many = most_of(np.asarray(whole, np.float64)[np.isfinite(whole)])
-    return max(many / few, 1.0) if few else 1.0

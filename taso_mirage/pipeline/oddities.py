@@ -42,15 +42,13 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
     if job.config.part:
         return ()
     around = child().deadline
-    child().deadline = Deadline(SHARE * job.config.budget, within=around)
     try:
-        if runtime.weight_bytes(model) <= MANY or load_seconds(job) <= SHARE * job.config.budget:
-            job.remarks += _optimized(model, problem.target, cases)
+        with child().within(Deadline(SHARE * job.config.budget, within=around)):
+            if runtime.weight_bytes(model) <= MANY or load_seconds(job) <= SHARE * job.config.budget:
+                job.remarks += _optimized(model, problem.target, cases)
     except OutOfTime:
         if around.last() <= 0:
             raise
-    finally:
-        child().deadline = around
     job.remarks += [*_constant(model, cases), *_stored_twice(model), *_replaceable(model)]
     return ()
 

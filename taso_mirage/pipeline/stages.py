@@ -41,9 +41,8 @@ from taso_mirage.pipeline.shares import (
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
-from taso_mirage.report.explanation import OperatorProfile
 from taso_mirage.report.explanations import MEASURING, explained
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
@@ -127,21 +126,20 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     if config.kernels == OFF:
         return result
     asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
-    around, child().deadline = child().deadline, job.deadline.of_extras()
     try:
-        child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
-        known = original if result.target == config.target else None
-        with spent(Purpose.WAITING):
-            same = job.backend is not None and result.target.name == config.target.name
-            backend = job.backend.result() if job.backend is not None and same else None
-        once, busy = large(job), config.target.serial is not None and observed_load().busy
-        loads = BY_CPU_TIME if once and busy else 1
-        trying = loads * load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-        return fused(result, asked, config.kernels, job.progress, job.stop, known, trying, backend, once, job.searchers)
+        with child().within(job.deadline.of_extras()):
+            child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
+            known = original if result.target == config.target else None
+            with spent(Purpose.WAITING):
+                same = job.backend is not None and result.target.name == config.target.name
+                backend = job.backend.result() if job.backend is not None and same else None
+            once, busy = large(job), config.target.serial is not None and observed_load().busy
+            loads = BY_CPU_TIME if once and busy else 1
+            trying = loads * load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
+            ours = job.progress, job.stop, known, trying, backend, once, job.searchers
+            return fused(result, asked, config.kernels, *ours)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
-    finally:
-        child().deadline = around
 
 
 def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
@@ -150,15 +148,13 @@ def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
     wanted = 4 * (load_seconds(job) + len(result.workloads) * PROFILED * job.running)
     if not (job.config.measure and result.target.profiles) or wanted >= seconds:
         return None
-    around, child().deadline = child().deadline, Deadline(seconds)
     try:
-        before = _by_operator(job, result, result.original)
-        after = _by_operator(job, result, result.model) if result.changed and before else before
-        return OperatorProfile(before, after) if before and after else None
+        with child().within(Deadline(seconds)):
+            before = _by_operator(job, result, result.original)
+            after = _by_operator(job, result, result.model) if result.changed and before else before
+            return OperatorProfile(before, after) if before and after else None
     except TasoMirageError:  # the predicted seconds are shown
         return None
-    finally:
-        child().deadline = around
 
 
 def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | None:
@@ -243,14 +239,10 @@ def optimize_model(
 
     Every step is an equation; the result is checked.
     """
-    before, child().limit = child().limit, config.run_limit
     deadline = deadline or Deadline(config.budget, within=child().deadline)
-    try:
-        with accounting() as account:
-            found = _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
-            return replace(found, spending=account.spending())
-    finally:
-        child().limit = before
+    with accounting() as account, child().within(limit=config.run_limit):
+        found = _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+        return replace(found, spending=account.spending())
 
 
 @contextmanager
@@ -309,34 +301,37 @@ def _optimized(
     whole: Deadline,
     reading: float,
 ) -> Result:
-    around, asked = child().deadline, stop.deadline
-    bytes = 0 if output is None else weight_bytes(model)
+    asked, bytes = stop.deadline, 0 if output is None else weight_bytes(model)
     stop.deadline = deadline = whole.earlier(finishing_seconds(config, reading, bytes))
-    child().deadline = deadline
     config = replace(config, budget=deadline.left())
     try:
-        with _backend(config) as backend, _searchers(config) as ready:
-            with measuring(config) as (cache, executor):
-                job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
-                job.terms = len(model.nodes())
-                job.nested, job.backend, job.searchers = optimize_model, backend, ready
-                if config.trace is not None:
-                    job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
-                values: Values = run(SEARCH, job, {"model": model})
-                with staged("conclude"):
-                    if "problem" not in values:  # no rule is read any more
-                        job.config = replace(config, rules=RuleSet(()), allow_rounding=None)
-                    known: Values = values if "problem" in values else {"problem": pose(job, model)}
-                    result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
-            loaded = {name: values[name] for name in ("original",) if name in values}
-            result = run(KERNELS, job, {"result": result, **loaded})["result"]
-        job.deadline = child().deadline = whole
-        given = {"result": result} | ({} if output is None else {"output": output})
-        for stage in FINISH:  # the model is written, however late it is
-            given = run((stage,), job, given)
-        found: Result = given["result"]
-        return found
+        with child().within(deadline):
+            with _backend(config) as backend, _searchers(config) as ready:
+                with measuring(config) as (cache, executor):
+                    job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
+                    job.terms = len(model.nodes())
+                    job.nested, job.backend, job.searchers = optimize_model, backend, ready
+                    if config.trace is not None:
+                        job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
+                    values = run(SEARCH, job, {"model": model})
+                    result = _concluded(job, values, model)
+                loaded = {name: values[name] for name in ("original",) if name in values}
+                result = run(KERNELS, job, {"result": result, **loaded})["result"]
+            job.deadline = child().deadline = whole
+            given = {"result": result} | ({} if output is None else {"output": output})
+            for stage in FINISH:  # the model is written, however late it is
+                given = run((stage,), job, given)
+            found: Result = given["result"]
+            return found
     finally:
-        child().deadline = around
         if asked is not None:
             stop.deadline = asked
+
+
+def _concluded(job: Job, values: Values, model: Model) -> Result:
+    """The result of the stages that ran; without a problem no rule is read any more."""
+    with staged("conclude"):
+        if "problem" not in values:
+            job.config = replace(job.config, rules=RuleSet(()), allow_rounding=None)
+            values = {"problem": pose(job, model)}
+        return conclude(job, **{name: values[name] for name in CONCLUDED if name in values})

@@ -10,7 +10,7 @@ memory is read again for every sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.dims import Dim, Symbolic, symbols
-from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.model import random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.meanings.reals import EXACT
@@ -29,9 +28,8 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.labels import label
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
-from taso_mirage.regions.canonical import SymbolSizes, canonical_region
-from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
-from taso_mirage.regions.fragments import RegionSite, fragments
+from taso_mirage.regions.canonical import canonical_region
+from taso_mirage.regions.fragments import RegionSite
 
 SAMPLES = (2, 3), (5, 2)
 """The sizes of the free dims at which samples are compared."""
@@ -65,40 +63,6 @@ class EqualRegions:
         usual = dict(self.measured)
         larger = {name: LARGER * size for name, size in self.measured}
         return [usual, dict.fromkeys(usual, 1), larger] if usual else []
-
-
-def equal_regions(
-    model: Model,
-    sizes: SymbolSizes,
-    lanes: int,
-    batched: bool,
-    prepared: PreparedKinds | None = None,
-    late: Callable[[], bool] = lambda: False,
-    report: ErrorReport = raised,
-) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
-    """The regions of a model with their places, and the free dims of those that are left out.
-
-    With `batched` one with free dims runs at all sizes or is left out. Without, every free dim is
-    at its size.
-    """
-    found: dict[EqualRegions, list[RegionSite]] = {}
-    left_out: set[str] = set()
-    known: Known = {}
-    for whole, sites in fragments(model, sizes, lanes, batched, prepared, late=late, report=report).items():
-        for site in sites:
-            seen = symbols_in([*site.inputs, *site.outputs])
-            hidden = symbols_in(region_members(site)) - seen
-            kind: EqualRegions | None = None
-            with contained(operators_of(whole), report):
-                if batched and seen and not hidden:
-                    kind = batched_kind(site, whole, seen, known)
-                elif not (hidden and (batched or not seen)):  # otherwise sizes could not be distinguished
-                    kind = EqualRegions(whole, whole)
-            if kind is not None:
-                found.setdefault(kind, []).append(site)
-            else:
-                left_out |= seen | hidden
-    return found, left_out
 
 
 def symbols_in(nodes: Iterable[Node]) -> set[str]:

@@ -101,16 +101,14 @@ def fragments(
     lanes: int = 1,
     batched: bool = False,
     prepared: PreparedKinds | None = None,
-    free: bool = False,
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
     with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
-    number of rows is in none, as it may get many; unless kernels take `free` sizes, and it is in
-    single precision. A term that `prepared` has kernels for is a region first. Errors are
-    reported."""
-    growing = _Growing(model.graph.outputs, sizes, lanes, batched, free, report)
+    number of rows is in none, as it may get many, unless it is in single precision. A term that
+    `prepared` has kernels for is a region first. Errors are reported."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, report)
     if prepared is not None:
         with contained("prepared weights", report):
             growing.prepare(prepared)
@@ -152,11 +150,10 @@ class _Growing:
         sizes: SymbolSizes,
         lanes: int,
         batched: bool,
-        free: bool,
         report: ErrorReport = raised,
     ) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
-        self.batched, self.free, self.report = batched, free, report
+        self.batched, self.report = batched, report
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -212,9 +209,8 @@ class _Growing:
         return self._computes(self.fragment(members)) > (0 if slow else 1)
 
     def _single(self, node: Node) -> bool:
-        """Whether a GPU computes a term in single precision, of sizes that kernels take."""
-        single = self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
-        return single and (self.free or all(isinstance(n, int) for n in node.shape))
+        """Whether a GPU computes a term in single precision."""
+        return self.lanes > 1 and isinstance(node.type, Tensor) and node.dtype == "float32"
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are those used outside."""

@@ -66,7 +66,7 @@ def free_regions(
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, sites in fragments(model, instances, lanes, batched, prepared, True, late, report).items():
+    for goal, sites in fragments(model, instances, lanes, batched, prepared, late, report).items():
         for site in sites:
             seen = symbols_in([*site.inputs, *site.outputs])
             hidden = symbols_in(region_members(site)) - seen

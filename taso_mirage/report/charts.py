@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.report.explanation import MeasuredPeaks
-from taso_mirage.report.explanations import duration
 from taso_mirage.report.inspection import quantity
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import MeasuredPeaks, Result
 from taso_mirage.report.times import OperatorPair, OperatorTotals
+from taso_mirage.system.terminal import duration
 
 FULL = 1000.0
 """Units of the longest bar; a page stretches them to its width."""

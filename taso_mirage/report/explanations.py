@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from typing_extensions import TypedDict
@@ -18,20 +19,20 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Coverage, Proofs
-from taso_mirage.report.changes import ReportedChange
-from taso_mirage.report.explanation import Explanation, StatedEquation
+from taso_mirage.report.changes import Explanation, ReportedChange
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
+from taso_mirage.report.times import result_costs
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation, directed, work_terms
 from taso_mirage.rewriting.text import laws, show_equation, show_graph
-from taso_mirage.search.config import Config, Progress, measuring
+from taso_mirage.search.config import Config, Progress
 from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
 from taso_mirage.search.partial.source import Mutation
-from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
+from taso_mirage.system.terminal import duration
 
 MEASURING = 30.0
 """The largest number of seconds for measuring all changes; the remaining changes are not
@@ -41,19 +42,28 @@ EACH, LARGEST = 0.1, 1 << 29
 measured change."""
 
 
+@dataclass(frozen=True, slots=True)
+class StatedEquation:
+    """An equation in the direction of its application, its guard, and its evidence.
+
+    `region`: for a corrected mutant, a picture of the part that is right without corrections.
+    """
+
+    name: str
+    text: str
+    where: str
+    evidence: str
+    region: str = ""
+
+
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
     """The distinct changes of a result, the largest gain first: measured alone, else predicted.
 
     Measures for about `seconds` at most.
     """
     found = result.changes
-    opsets = {"com.microsoft": 1, **result.original.opsets}
-    context = Context(opsets, result.original.sizes, target=result.target)
     proofs = Proofs(proofs_path())
-    with measuring(config) as (cache, executor):
-        term = Weighted(context, result.workloads, cache if config.measure else None, executor)
-        end = time.monotonic() + seconds
-        term.measure_until(end)
+    with result_costs(result, config, seconds) as (term, end):
         cost = Cost(term)
         predicted = {c: (cost(c.before.outputs), cost(c.after.outputs)) for c in found}
         found.sort(key=lambda c: c.count * (predicted[c][1] - predicted[c][0]))
@@ -279,11 +289,3 @@ def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
 
 APART = 1.5
 """The ratio from which two sums are reported as different."""
-
-
-def duration(seconds: float) -> str:
-    """`12.3 us`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

@@ -16,11 +16,11 @@ from typing import Any
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
+from taso_mirage.report.changes import Explanation
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.data import by_sizes
 from taso_mirage.report.drawing import Drawing, draw_graph
-from taso_mirage.report.explanation import Explanation, StatedEquation
-from taso_mirage.report.explanations import duration, explanation_lines, gains, one_by_one, shortened, statement
+from taso_mirage.report.explanations import StatedEquation, explanation_lines, gains, one_by_one, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.notation import Formula, conditions, formula
 from taso_mirage.report.outline import DRAWN, shown_sections
@@ -31,6 +31,7 @@ from taso_mirage.report.summary import search_facts
 from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
+from taso_mirage.system.terminal import duration
 from taso_mirage.version import __version__
 
 OPEN = 3

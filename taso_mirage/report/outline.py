@@ -10,8 +10,9 @@ from typing import Any
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.report.drawing import attribute_texts, draw_graph
-from taso_mirage.report.explanations import duration, shortened
+from taso_mirage.report.explanations import shortened
 from taso_mirage.report.sections import ModelSection
+from taso_mirage.system.terminal import duration
 
 DRAWN = 64
 """The largest number of terms of a graph that is drawn; a larger graph is listed."""

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import Node
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
-from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.leftover import Leftover
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
@@ -25,11 +26,39 @@ from taso_mirage.search.search import SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.system.spending import Spending
 
-if TYPE_CHECKING:
-    from taso_mirage.report.explanation import Explanation, OperatorProfile, OperatorTimes
-
 SEARCHES = ("passes", "mutants", "search")
 """The stages that share the budget of the search of graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPeaks:
+    """The peaks of the runtime on this machine: operations a second in one large product, bytes a
+    second in one large sum, both of this dtype."""
+
+    flops: float
+    bandwidth: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """Measured seconds of a run by operator of the runtime, of the original and of the result, by
+    the runtime's profiler."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Predicted seconds of every term that runs, in the original and in the result.
+
+    `peaks`: None where nothing was measured; the seconds are then a roofline of described numbers.
+    """
+
+    before: Mapping[Node, float]
+    after: Mapping[Node, float]
+    peaks: MeasuredPeaks | None = None
 
 
 @dataclass(frozen=True, slots=True)

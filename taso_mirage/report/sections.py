@@ -12,8 +12,7 @@ from itertools import accumulate
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.report.changes import BARE, carried
-from taso_mirage.report.explanation import OperatorTimes
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import OperatorTimes, Result
 
 LEAST, MOST, SECTIONS = 8, 6, 300
 """The smallest number of terms of a section, the factor for its largest number, and the largest

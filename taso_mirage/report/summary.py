@@ -27,7 +27,7 @@ from taso_mirage.search.mutations import Mutations
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
 from taso_mirage.system.spending import Purpose, Spending
-from taso_mirage.system.terminal import one_line, plural
+from taso_mirage.system.terminal import duration, one_line, plural
 
 
 class _SpentBar(BarColumn):
@@ -157,7 +157,7 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
     for name, justify in (("", "left"), ("original", "right"), (made, "right"), ("ratio", "right")):
         table.add_column(name, justify="left" if justify == "left" else "right")
     table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
-    table.add_row("predicted cost", _time(result.cost_before), _time(result.cost_after), _ratio(result))
+    table.add_row("predicted cost", duration(result.cost_before), duration(result.cost_after), _ratio(result))
     if result.timing is not None:
         table.add_row("measured time", *_times(result.timing))
         if result.timing.each:
@@ -218,7 +218,7 @@ def _times(timing: Timing | None) -> tuple[str, ...]:
     if timing is None:
         return ()
     ratio = f"{timing.ratio:.2f} [{timing.low:.2f}, {timing.high:.2f}]"
-    return _time(timing.original), _time(timing.optimized), ratio
+    return duration(timing.original), duration(timing.optimized), ratio
 
 
 def _ratio(result: Result) -> str:
@@ -266,10 +266,3 @@ def _show_check(console: Console, result: Result) -> None:
         highlight=False,
         markup=False,
     )
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
-from taso_mirage.report.explanation import MeasuredPeaks, OperatorProfile, OperatorTimes
 from taso_mirage.report.inspection import CountedWork
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import MeasuredPeaks, OperatorProfile, OperatorTimes, Result
 from taso_mirage.search.config import Config, measuring
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.passes import Context
@@ -58,17 +58,25 @@ class OperatorPair:
         return self.before.seconds + self.after.seconds
 
 
-def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
-    """The predicted seconds of both models, by term, and the peaks of the machine that measures.
-
-    After the time limit nothing more is measured.
-    """
+@contextmanager
+def result_costs(result: Result, config: Config, seconds: float) -> Iterator[tuple[Weighted, float]]:
+    """The costs of terms of a result's models, and the time of `time.monotonic` at which measuring
+    ends, after so many seconds."""
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
         end = time.monotonic() + seconds
         term.measure_until(end)
+        yield term, end
+
+
+def operator_times(result: Result, config: Config, seconds: float = math.inf) -> OperatorTimes:
+    """The predicted seconds of both models, by term, and the peaks of the machine that measures.
+
+    After the time limit nothing more is measured.
+    """
+    with result_costs(result, config, seconds) as (term, end):
         cost = Cost(term)
         before = dict(cost.each(result.original.graph.outputs))
         after = dict(cost.each(result.model.graph.outputs)) if result.model is not result.original else before

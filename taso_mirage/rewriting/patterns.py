@@ -20,6 +20,7 @@ from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
 
 REST = reversal.REST_KEY
 
+T = TypeVar("T")
 Place = TypeVar("Place", bound=Hashable)
 """A term, or an e-class."""
 
@@ -145,8 +146,8 @@ def _matched(
         for terms, bound in _operands(pattern.args, args, space, started, why):
             yield space.built(place, pattern.op, attrs, terms), bound
         if _commutes(pattern) and args[0] != args[1]:
-            for terms, bound in _operands(pattern.args, args[::-1], space, started, why):
-                yield space.built(place, pattern.op, attrs, terms[::-1]), bound
+            for terms, bound in _operands(pattern.args, _swapped(args), space, started, why):
+                yield space.built(place, pattern.op, attrs, _swapped(terms)), bound
     if other:
         term = space.best(place)
         why.note("{} with {} operands is not {} with {}", term.op, len(term.args), pattern.op, arity)
@@ -184,7 +185,12 @@ def _operands(
 
 @lru_cache(maxsize=1 << 14)
 def _commutes(pattern: Node) -> bool:
-    return len(pattern.args) == 2 and get(pattern.op).commutative
+    return len(pattern.args) > 1 and get(pattern.op).commutative
+
+
+def _swapped(operands: tuple[T, ...]) -> tuple[T, ...]:
+    first, second, *rest = operands
+    return second, first, *rest
 
 
 def _with_attributes(

@@ -73,7 +73,7 @@ def build_kernels(model: _Source, folder: Path | None = None) -> Path | None:
     A program without Python names the file in the session's config entry `taso_mirage.kernels`,
     then registers `library()`. Raises as `register`.
     """
-    from taso_mirage.emit.cpu.native import FLAGS
+    from taso_mirage.emit.cpu.native_kernel import FLAGS
 
     known = metadata(model)
     version = known.get(FORMAT_KEY, str(PLAN_FORMAT))

@@ -34,6 +34,14 @@ def plural(count: int, noun: str, many: str = "") -> str:
     return f"{count} {noun if count == 1 else many or noun + 's'}"
 
 
+def duration(seconds: float) -> str:
+    """`12.3 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
 def say(text: str, err: bool = False) -> None:
     """Print a text to stdout or stderr, and the end of a line."""
     typer.echo(printable(text), err=err)

@@ -12,22 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
 from taso_mirage.torch.cuda_graphs import TURN, CapturedRun, CapturedWhereFaster
 
-DTYPES = {
-    torch.float32: 1,
-    torch.uint8: 2,
-    torch.int8: 3,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 9,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.bfloat16: 16,
-}
+INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool
+FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
+DTYPES = {each: int(from_torch_dtype(each)) for each in (*INTEGERS, *FLOATS)}
 """ONNX's numbers of PyTorch's dtypes."""
 NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYPES} | {
     "tensor(float)": torch.float32,

@@ -134,14 +134,6 @@ def _reduce_mean(xp: TorchMeaning, x: Any, *, axes: Any, keepdims: int = 1) -> A
     return x.mean(list(axes), bool(keepdims)) if x.is_floating_point() and axes else NotImplemented
 
 
-def _softmax(xp: TorchMeaning, x: Any, *, axis: int = -1) -> Any:
-    return x.softmax(axis)
-
-
-def _log_softmax(xp: TorchMeaning, x: Any, *, axis: int = -1) -> Any:
-    return x.log_softmax(axis)
-
-
 def _layer_norm(
     xp: TorchMeaning,
     x: Any,
@@ -157,16 +149,6 @@ def _layer_norm(
     return functional.layer_norm(x, shape, scale, bias, epsilon)
 
 
-def _instance_norm(xp: TorchMeaning, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
-    return functional.group_norm(x, x.shape[1], scale, bias, epsilon)
-
-
-def _group_norm(
-    xp: TorchMeaning, x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
-) -> Any:
-    return functional.group_norm(x, num_groups, scale, bias, epsilon)
-
-
 # ------------------------------------------------------------ the primitives
 
 
@@ -180,13 +162,17 @@ class TorchMeaning(Meaning[Any]):
         "AveragePool": _average_pool,
         "Conv": _conv,
         "ConvTranspose": _conv_transpose,
-        "GroupNormalization": _group_norm,
-        "InstanceNormalization": _instance_norm,
+        "GroupNormalization": lambda xp, x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1: (
+            functional.group_norm(x, num_groups, scale, bias, epsilon)
+        ),
+        "InstanceNormalization": lambda xp, x, scale, bias, *, epsilon=1e-5: functional.group_norm(
+            x, x.shape[1], scale, bias, epsilon
+        ),
         "LayerNormalization": _layer_norm,
-        "LogSoftmax": _log_softmax,
+        "LogSoftmax": lambda xp, x, *, axis=-1: x.log_softmax(axis),
         "MaxPool": _max_pool,
         "ReduceMean": _reduce_mean,
-        "Softmax": _softmax,
+        "Softmax": lambda xp, x, *, axis=-1: x.softmax(axis),
     }
 
     def __init__(self, device: Any) -> None:

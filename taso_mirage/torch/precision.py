@@ -7,7 +7,7 @@ convolution that is written as a product, say, stays in the part of that operato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,27 +26,13 @@ WIDE = (None, ir.DataType.FLOAT)
 """The dtypes of operands that may be rounded; None where it is not known."""
 
 
-def _products() -> bool:
-    return bool(torch.backends.cuda.matmul.fp32_precision == TF32)
-
-
-def _convolutions() -> bool:
-    cudnn = torch.backends.cudnn
-    return bool(cudnn.conv.fp32_precision == TF32) if cudnn.enabled else _products()
-
-
-def _recurrent() -> bool:
-    cudnn = torch.backends.cudnn
-    return bool(cudnn.rnn.fp32_precision == TF32) if cudnn.enabled else _products()
-
-
-KINDS: Mapping[Callable[[], bool], frozenset[str]] = {
-    _convolutions: frozenset(("Conv", "ConvTranspose")),
-    _recurrent: frozenset(("GRU", "LSTM", "RNN")),
-    _products: frozenset(("Attention", "DeformConv", "Einsum", "Gemm", "MatMul")),
+KINDS: Mapping[str, frozenset[str]] = {
+    "conv": frozenset(("Conv", "ConvTranspose")),
+    "rnn": frozenset(("GRU", "LSTM", "RNN")),
+    "matmul": frozenset(("Attention", "DeformConv", "Einsum", "Gemm", "MatMul")),
 }
-"""ONNX's operators by the setting of PyTorch that says whether their operands are rounded on CUDA.
-Without cuDNN PyTorch makes products of the others."""
+"""ONNX's operators by the setting of PyTorch that says whether their operands are rounded on
+CUDA."""
 ROUNDING = frozenset().union(*KINDS.values())
 """The operators whose operands ONNX Runtime rounds where its `use_tf32` is on."""
 
@@ -54,12 +40,19 @@ ROUNDING = frozenset().union(*KINDS.values())
 def rounded_now(operators: frozenset[str]) -> frozenset[str]:
     """The operators among these whose operands PyTorch rounds to TF32 on CUDA, by its settings as
     they are."""
-    return frozenset().union(*[kind.intersection(operators) for rounds, kind in _kinds(operators) if rounds()])
+    return frozenset().union(*[kind for setting, kind in _kinds(operators) if _rounds(setting)])
+
+
+def _rounds(setting: str) -> bool:
+    """Whether a setting says so; without cuDNN PyTorch makes products of the other operators."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    found = getattr(cudnn, setting) if cudnn.enabled and setting != "matmul" else products
+    return bool(found.fp32_precision == TF32)
 
 
 @cache
-def _kinds(operators: frozenset[str]) -> list[tuple[Callable[[], bool], frozenset[str]]]:
-    return [(rounds, kind) for rounds, kind in KINDS.items() if not kind.isdisjoint(operators)]
+def _kinds(operators: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
+    return [(setting, kind & operators) for setting, kind in KINDS.items() if kind & operators]
 
 
 @dataclass(frozen=True)

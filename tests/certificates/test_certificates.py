@@ -110,6 +110,7 @@ QUICK = (
 """Models of `certified_models` that every run follows."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in models()])
 def test_every_kind_of_node_is_followed(name: str, tmp_path: Path) -> None:
     """Facts that a file states and leaves out are read twice, once before the certificate is
@@ -539,6 +540,7 @@ def test_a_case_is_one_of_sizes_of_at_least_one(case: Case) -> None:
 # ---------------------------------------------------------------- the command line
 
 
+@pytest.mark.sampled(2)
 def test_the_commands(layer: Path, tmp_path: Path) -> None:
     output, steps = tmp_path / "faster.onnx", tmp_path / "steps.json"
     options = ["--no-measure", "--budget", "5", "-o", str(output), "--certificate", str(steps)]

@@ -294,6 +294,7 @@ def tamper(count: int, seed: int) -> None:
     assert still > 0  # some tamperings are true equations
 
 
+@pytest.mark.sampled(2)
 def test_tampered_steps() -> None:
     tamper(30, 0)
 

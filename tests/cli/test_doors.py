@@ -501,13 +501,13 @@ ONLY = {
     "register": {"targets/onnx_runtime.py"},
     "build_kernels": {"runtime/register.py"},
     "compile_kernels": {"runtime/register.py"},
-    "compile_files": {"runtime/compilation.py", "emit/cpu/native.py"},
+    "compile_files": {"runtime/compilation.py", "emit/cpu/native_kernel.py"},
     "exec_module": {"operators/ops.py", "emit/compile.py"},
     "eval": {"torch/export.py"},
     "exec": set(),
     "pickle.loads": {"measure/child.py", "measure/messages.py"},
     "Trusted": {"measure/session.py", "targets/packaging.py", "torch/sessions.py"},
-    "CDLL": {"emit/cpu/native.py", "system/memory.py", "devices/cuda/device.py"},
+    "CDLL": {"emit/cpu/native_kernel.py", "system/memory.py", "devices/cuda/device.py"},
 }
 """The callers that may open a model, register the library, compile, load code, or give trust."""
 BARE = {"register", "eval", "exec"}

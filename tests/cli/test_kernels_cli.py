@@ -336,6 +336,7 @@ SMALL: dict[str, dict[str, int]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 2)) for i, n in enumerate((*PAPER, *BEYOND))]
 )

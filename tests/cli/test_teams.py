@@ -185,6 +185,7 @@ def test_the_hook_for_rules_refuses_a_wrong_one(tmp_path: Path, program: dict[st
     assert hooked("taso-mirage-rules", [*files, "rules/bad.toml"], program, tmp_path) == 5
 
 
+@pytest.mark.sampled(2)
 def test_the_hook_for_models_refuses_what_is_none(tmp_path: Path, program: dict[str, str]) -> None:
     relus(tmp_path / "a b.onnx", 2)
     assert hooked("taso-mirage-models", ["a b.onnx", "text.txt"], program, tmp_path) == 0

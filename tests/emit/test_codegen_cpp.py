@@ -17,23 +17,21 @@ import mugraphs
 import numpy as np
 import pytest
 from mugraphs import Pair, kernel, leaf
+from native_kernels import QUICK, STRICT, check, exact, values
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp, vector_header
-from taso_mirage.emit.cpu.native import FLAGS, NATIVE, NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import FLAGS, NativeKernel, build
 from taso_mirage.emit.cpu.prepared import cpu_programs
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
-from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.graph import new_graph
 from taso_mirage.mugraph.search import superoptimize
-from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, load_specs, term
 from taso_mirage.rewriting.text import parse_graph, parse_type
 
-STRICT = (*NATIVE, "-Wall", "-Wextra", "-Werror")
-QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
+EXAMPLES = (*QUICK, "-Wno-type-limits")
 """For the operators' examples, of which some are empty; optimized code, as of models' kernels,
 takes three times as long to compile."""
 ODD: dict[str, Callable[..., Pair]] = {
@@ -46,23 +44,6 @@ ODD: dict[str, Callable[..., Pair]] = {
     "attention_split": partial(mugraphs.attention_split_safe, 1, 9, 33, 190, 129, 3, 5, 2, masked=True),
     "qknorm": partial(mugraphs.qknorm, heads=1, queries=1, dim=64, keys=130, width=64, blocks=1, loop=2),
 }
-
-
-def values(graph: Graph, seed: int = 0, scale: float = 1) -> dict[Node, Any]:
-    rng = np.random.default_rng(seed)
-    return {x: (scale * rng.standard_normal([int(n) for n in x.shape])).astype(x.dtype) for x in graph.inputs}
-
-
-def exact(graph: Graph, given: dict[Node, Any]) -> list[Any]:
-    with np.errstate(all="ignore"):
-        found = interpret(graph.outputs, EXACT, {x: EXACT.load(v) for x, v in given.items()})
-    return [found[o] for o in graph.outputs]
-
-
-def check(made: NativeKernel, goal: Graph, given: dict[Node, Any], tolerance: float = 3e-6) -> None:
-    for output, wanted in zip(made(*given.values()), exact(goal, given), strict=True):
-        assert output.shape == wanted.shape
-        assert np.abs(output - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
 # ---------------------------------------------------------------- muGraphs
@@ -291,7 +272,7 @@ def test_every_operator_has_its_own_meaning() -> None:
     graph = Graph(inputs, outputs)
     rng = np.random.default_rng(0)
     given = {x: rng.uniform(0.5, 2, [int(n) for n in x.shape]).astype(x.dtype) for x in inputs}
-    found = dict(zip(outputs, NativeKernel(graph, flags=QUICK)(*given.values()), strict=True))
+    found = dict(zip(outputs, NativeKernel(graph, flags=EXAMPLES)(*given.values()), strict=True))
     wanted = dict(zip(outputs, exact(graph, given), strict=True))
     wrong = []
     for name, part in uses:
@@ -318,6 +299,7 @@ def dotted(w: Node, x: Node) -> Node:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [1, 5, 200])
 def test_a_sum_of_products_is_a_product(columns: int) -> None:
     x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
@@ -551,6 +533,7 @@ CHECKED = {name: ODD[name] for name in ("rmsnorm_linear", "lora", "attention_spl
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("lora", "qknorm"))) for n in CHECKED]
 )

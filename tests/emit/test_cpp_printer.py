@@ -112,7 +112,12 @@ def test_a_compiler_takes_it() -> None:
     subprocess.run(command, input=TEXT, text=True, check=True)
 
 
-def test_a_function_of_one_statement_is_a_line() -> None:
+def test_a_floor_division_would_be_a_comment() -> None:
+    with pytest.raises(KeyError, match="//"):
+        expression_text(v.a // 2 + v.b)
+
+
+def test_a_function_of_one_line() -> None:
     made = ProgramFunction(
         "f_scratch", (), (Scope((Let("n", expression(1), "const size_t"), Return(v.n * 4)), True),), "size_t"
     )

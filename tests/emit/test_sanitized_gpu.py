@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_codegen_triton import CASES, REAL, agrees, drawn
+from triton_cases import CASES, REAL, agrees, drawn
 
 from taso_mirage.devices.cuda.device import gpu, largest_cluster
 from taso_mirage.emit import triton as codegen

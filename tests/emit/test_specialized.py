@@ -18,7 +18,7 @@ import pytest
 from models.workloads.gqa import gqa
 from models.workloads.qknorm import qknorm
 from taso_mirage.devices.cuda.device import H100, Gpu, described
-from taso_mirage.emit import triton, tune
+from taso_mirage.emit import compile_jobs, triton, tune
 from taso_mirage.emit.compile import CompiledKernel, compiled
 from taso_mirage.emit.gpu.block import TritonBlock
 from taso_mirage.emit.gpu.buffers import kernel_terms, output_buffers, tensor_buffers
@@ -80,26 +80,27 @@ def test_the_same_mugraph_has_a_form_with_roles_beside_the_other(name: str) -> N
 
 def points(block: WarpSpecializedBlock) -> Iterator[dict[str, int]]:
     """Some blocks and iterations."""
-    sizes = [*block.block.grid, block.block.loop]
-    names = [*(f"g{i}" for i in range(len(block.block.grid))), "t"]
+    sizes = [*block.term.grid, block.term.loop]
+    names = [*(f"g{i}" for i in range(len(block.term.grid))), "t"]
     for values in product(*[sorted({0, n // 2, n - 1}) for n in sizes]):
         yield dict.fromkeys(("g0", "g1", "g2"), 0) | dict(zip(names, values, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GOALS)
 def test_tiles_are_those_that_the_mugraph_cuts(name: str) -> None:
     """Every place is that of the part that slicing gives a block, by numbers of elements."""
     block, _ = roles(name)
     for i, leaf in enumerate(block.body.inputs):
-        shape = tuple(int(n) for n in block.block.reads[i].shape)
+        shape = tuple(int(n) for n in block.term.reads[i].shape)
         elements = np.arange(np.prod(shape)).reshape(shape)
         for at in points(block):
             part = elements
-            for dim, count, _, variable in block.block.cuts(i):
+            for dim, count, _, variable in block.term.cuts(i):
                 if dim >= 0:
                     part = np.split(part, int(count), axis=dim)[at[variable]]
             matrix = elements.reshape(block.maps[leaf].shape)
-            row, column = eval(block._place(leaf), {}, at)
+            row, column = (eval(str(each), {}, at) for each in block._place(leaf))
             rows, columns = block.maps[leaf].tile
             assert np.array_equal(matrix[row : row + rows, column : column + columns], part.reshape(rows, columns))
 
@@ -112,9 +113,10 @@ def test_every_element_of_a_result_is_written_once(name: str) -> None:
         lanes = [np.arange(GROUPS * ROWS) * strides[0]]
         lanes += [np.arange(block.width) * each for each in strides[1:]]
         inner = lanes[0] if len(lanes) == 1 else lanes[0][:, None] + lanes[1][None, :]
-        names = [f"g{i}" for i in range(len(block.block.grid))]
-        blocks = product(*map(range, block.block.grid))
-        every = [eval(offset, {}, dict(zip(names, each, strict=True))) + inner for each in blocks]
+        names = [f"g{i}" for i in range(len(block.term.grid))]
+        blocks = product(*map(range, block.term.grid))
+        known = {f"result_{o}": 0}
+        every = [eval(str(offset), known, dict(zip(names, each, strict=True))) + inner for each in blocks]
         found = np.concatenate([each.ravel() for each in every])
         assert np.array_equal(np.sort(found), np.arange(len(found)))
 
@@ -174,7 +176,7 @@ def test_the_tuner_tries_depths_and_a_job_is_json() -> None:
     assert {each.warps for each in tried} == {4}
     assert all(each.specialized for each in tried)
     assert len({each.stages for each in tried}) == len(tried) > 1
-    job = json.loads(json.dumps(tune.job(program)))
+    job = json.loads(json.dumps(compile_jobs.job(program)))
     name, dtypes, maps, sizes, options = job["launches"][0]
     assert (name, sizes, len(maps)) == ("kernel_0", 0, 3)
     assert options["maxnreg"] == program.launches[0].registers

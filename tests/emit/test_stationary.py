@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from form_programs import convolved
 from gluon_blocks import Block, Pointer, rounded
-from test_shifted_gpu import convolved
 
 from taso_mirage.devices.cuda.device import H100, SPECIALIZED, gpu
 from taso_mirage.emit import triton

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taso_mirage.emit import tune
+from taso_mirage.emit import compile_jobs, tune
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_the_deepest_pipelines_that_fit_are_tried(loop: int, in_flight: int, dep
 
 
 def test_few_processes_compile_on_a_machine_of_many_cores() -> None:
-    for cores, processes in ((2, 2), (64, tune.COMPILERS)):
-        workers = tune.compilers(cores)
+    for cores, processes in ((2, 2), (64, compile_jobs.COMPILERS)):
+        workers = compile_jobs.compilers(cores)
         assert workers._threads._max_workers == processes
         workers.close()

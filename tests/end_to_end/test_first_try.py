@@ -298,6 +298,7 @@ def optional() -> onnx.ModelProto:
     return proto(nodes, [V("x", F, ["n", 4])], [V("y", F, ["n", 4])])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [forest, sequence, empty_sequence, sequence_given, map_given, optional])
 def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"

@@ -3,9 +3,7 @@ has them; how their weights are prepared."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,33 +11,30 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from fused_models import TRYING, clock, quick, together
-from test_codegen_cpp import STRICT, check, values
+from named_models import model, session, w, x
+from native_kernels import QUICK, STRICT, check, sanitized, values
 
 import op_specs.winograd as spec
-from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all, generate_cpp
-from taso_mirage.emit.cpu.native import FLAGS, NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.winograd import TILES, Convolution, _evidence, convolution
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Model, StoredWeight, random_inputs
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
-from taso_mirage.onnx_io import from_ir, from_proto, serialize
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io import from_ir, from_proto
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import comparisons, fused
 from taso_mirage.regions.fragments import fragments
-from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
@@ -47,14 +42,6 @@ from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.verdicts import Evidence, Failure
 
 PADS = (1, 1, 1, 1)
-
-
-def x(name: str, *shape: int) -> Node:
-    return variable(name, Tensor("float32", shape))
-
-
-def w(name: str, *shape: int) -> Node:
-    return weight(name, Tensor("float32", shape))
 
 
 def conv(data: Node, kernel: Node, bias: Node = ABSENT, **others: Any) -> Node:
@@ -101,9 +88,6 @@ def tiles(made: Convolution) -> list[tuple[int, int]]:
     return list(dict.fromkeys(zip(height, width, strict=True)))[::-1]
 
 
-QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror")
-
-
 def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[NativeKernel, Graph]]:
     """All cases, each with a tile and blocks of its own, from one file; and their goals."""
     graphs, goals = {}, {}
@@ -144,36 +128,6 @@ def test_no_sanitizer_complains(which: Sequence[int], tmp_path: Path) -> None:
     """Nothing outside of the tensors is read or written: they have the sizes that the types say, to
     the byte."""
     sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 12 in which}, tmp_path)
-
-
-def sanitized(graphs: Mapping[str, Graph], folder: Path, values: Sequence[str] = ("0",)) -> None:
-    """Run kernels under sanitizers, on inputs that are one of these numbers everywhere."""
-    calls = "".join(_call(name, graph) for name, graph in graphs.items())
-    main = f"#include <algorithm>\n#include <cstdlib>\nint main(int, char** given) {{\n{calls}  return 0;\n}}\n"
-    (folder / "main.cpp").write_text(generate_all(graphs) + main)
-    flags = [*FLAGS, "-march=native", "-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*compiler(), *flags, "-o", folder / "main", folder / "main.cpp"], check=True)
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-    for value in values:
-        done = subprocess.run([folder / "main", value], capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr
-
-
-def _call(name: str, graph: Graph) -> str:
-    """C++ that runs a kernel in memory of its tensors' sizes."""
-    counts = [int(np.prod([int(n) for n in term.shape])) for term in (*graph.inputs, *graph.outputs)]
-    types = ["uint8_t" if leaf.dtype == "uint8" else "float" for leaf in graph.inputs]
-    pairs = zip(types, counts, strict=False)
-    given = ", ".join(f"std::fill_n(new {t}[{n}], {n}, static_cast<{t}>(std::atof(given[1]))) - {n}" for t, n in pairs)
-    aligned = [
-        f"std::aligned_alloc(64, ({size} + 63) / 64 * 64)" for size in (f"{name}_prepared[0]", f"{name}_scratch()")
-    ]
-    return (
-        f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
-        f"    void* prepared = {aligned[0]};\n    {name}_prepare(inputs, prepared);\n"
-        f"    inputs[{len(counts) - 1}] = prepared;\n"
-        f"    {name}(inputs, outputs, {aligned[1]}, nullptr, nullptr);\n  }}\n"
-    )
 
 
 def test_a_value_that_is_no_number_stays_one() -> None:
@@ -314,16 +268,6 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
 # ---------------------------------------------------------------- models
 
 
-def model(*outputs: Node) -> Model:
-    leaves = Graph((), outputs)
-    rng = np.random.default_rng(0)
-    arrays = {
-        n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"
-    }
-    made = standalone(Graph(tuple(n for n in leaves if n.op == "input"), outputs), {"": 20}, arrays)
-    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
-
-
 def found(*outputs: Node) -> list[list[str]]:
     """The operators of the regions with a convolution."""
     made = fragments(model(*outputs), {}, prepared=CPU_GOALS)
@@ -381,14 +325,6 @@ def test_two_convolutions_that_are_added_are_two_regions() -> None:
 )
 def test_others_are_in_no_region(made: Node) -> None:
     assert found(term("relu", made)) == []
-
-
-def session(made: Model, kernels: bool) -> Any:
-    options = onnxruntime.SessionOptions()
-    content = serialize(made)
-    if kernels:
-        register(options, content)
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("constant", [True, False], ids=["weights", "inputs"])

@@ -26,8 +26,7 @@ from form_programs import (
     without_a_gpu,
     wrong_cases,
 )
-from fused_models import TRYING, run, together
-from test_fuse_cuda import GPU
+from fused_models import GPU, TRYING, run, together
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton

@@ -25,8 +25,7 @@ from form_programs import (
     without_a_gpu,
     wrong_cases,
 )
-from fused_models import run
-from test_fuse_cuda import GPU
+from fused_models import GPU, run
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton, tune
@@ -200,6 +199,7 @@ def test_every_mutant_is_refused() -> None:
         term("depthwise_conv", *right.args, **{**attrs, "body": Graph((y,), (y,))})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["rows of odd length", "rows of whole lines", "small planes", "rows with a stride"])
 def test_threads_lie_along_a_row_and_nothing_is_exchanged(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fused_models import quick
-from test_codegen_cpp import STRICT, check, values
-from test_convolutions import QUICK, model, sanitized, session, w, x
+from named_models import model, session, w, x
+from native_kernels import QUICK, STRICT, check, sanitized, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
-from taso_mirage.emit.cpu.native import NativeKernel, build
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
 from taso_mirage.errors import IllTyped, TasoMirageError
 from taso_mirage.forms import linear
 from taso_mirage.forms.base.form import CPU_GOALS
@@ -264,6 +264,7 @@ def test_small_weights_and_those_of_the_run_are_not_prepared() -> None:
     assert CPU_GOALS.prepared(small, known) is None
 
 
+@pytest.mark.sampled(2)
 def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library is not loaded, the kernel's node runs its operators: both sides would be
     the same."""

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from followed_terms import followed, with_convolutions
+from followed_terms import with_convolutions
 from form_programs import (
     Case,
+    convolved,
     every_kernel_kept,
     program_errors,
     same_model,
@@ -27,8 +28,7 @@ from form_programs import (
     without_a_gpu,
     wrong_cases,
 )
-from fused_models import run
-from test_fuse_cuda import GPU
+from fused_models import GPU, run
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton, tune
@@ -70,20 +70,6 @@ OWN_NAMES = ("sum_1", "x_tile", "sum_1_tile", "kernel_0_block")
 
 def is_followed(node: Node) -> bool:
     return node.op in ("shifted_conv", "depthwise_conv")
-
-
-def convolved(
-    image: tuple[int, ...], kernel: tuple[int, ...], columns: int, follows: str = "", **attrs: tuple[int, ...]
-) -> tuple[ShiftedConvolution, Graph]:
-    """A convolution of an image (n,c,h,w) and weights in two parts, and its goal in operators of
-    ONNX; `extra` makes a transposed one."""
-    count = len(kernel)
-    how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count, "extra": ()}
-    how |= attrs
-    x = variable("x", Tensor("float32", image))
-    w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
-    node, goal = followed(ShiftedConvolution, "shifted_conv", x, w, columns, follows, how)
-    return ShiftedConvolution(node), goal
 
 
 FORMS: dict[str, tuple[tuple[ShiftedConvolution, Graph], Block]] = {

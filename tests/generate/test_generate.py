@@ -1,4 +1,4 @@
-"""The enumeration of a family: against brute force (tests/harness/oracle.py), its counts, its equations and
+"""The enumeration of a family: against brute force (`oracle.py`), its counts, its equations and
 those that it must not have, and small families."""
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def three() -> Table:
 # ---------------------------------------------------------------- against brute force
 
 
+@pytest.mark.sampled(3)
 def test_brute_force_finds_the_same_terms_and_classes() -> None:
     oracle = Oracle(TASO)
     oracle.grow()
@@ -108,6 +109,7 @@ def test_brute_force_finds_the_same_joins_of_three_operators(
 # ---------------------------------------------------------------- counts
 
 
+@pytest.mark.sampled(2)
 def test_counts_of_family_taso(three: Table) -> None:
     """Level 1 is counted by hand below (f(t, t) is left out); level 2 agrees with brute force in
     another test; level 3 is recorded: only terms whose inputs are a prefix of each group of

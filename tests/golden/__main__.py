@@ -6,7 +6,10 @@
     python -m tests.golden --update           keeps the digests of these texts
     python -m tests.golden --search           searches the kept muGraphs again (minutes)
 
-Exit code 1: a text differs, is new, or is missing.
+Exit code 1: a text differs, is new, or is missing. Many tests that run generated programs run on
+one of several days; after a change of the texts the following command runs all of their cases:
+
+    python -m pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from pathlib import Path
 from .digests import KEPT, differences, digest
 
 ROOT = Path(__file__).parent.parent.parent
+ALL_CASES = 'python -m pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions'
+"""The command that runs all cases of the sampled tests of generated programs."""
 
 
 def main() -> int:
@@ -43,7 +48,10 @@ def main() -> int:
         return written(found, given.write)
     if given.update:
         digests = {name: digest(text) for name, text in sorted(found.items())}
+        changed = differences(found)
         KEPT.write_text(json.dumps(digests, indent=0) + "\n")
+        if changed:
+            print(f"{len(changed)} texts differ; run all cases of the tests that run them: {ALL_CASES}")
         return 0
     shown = list(differing_lines(given.against, found)) if given.against else differences(found)
     print("\n".join(shown or [f"{len(found)} texts, all as they were"]))

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fused_models import fresh_cache, on_the_cpu, quick, run
-from test_free_sizes_cuda import interpret
-from test_fuse_cuda import GPU, accepted, called
+from followed_terms import followed
+from free_programs import interpret
+from fused_models import GPU, accepted, called, fresh_cache, on_the_cpu, quick, run
 
+from taso_mirage.forms.shifted import ShiftedConvolution
 from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.lowering import cuda as cuda
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
@@ -129,3 +130,17 @@ def same_outputs(made: Model, given: Model, rtol: float, atol: float) -> None:
         inputs = random_inputs(given, seed, {"batch": 3})
         for got, wanted in zip(*(run(serialize(m), dict(inputs)) for m in (made, given)), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
+
+
+def convolved(
+    image: tuple[int, ...], kernel: tuple[int, ...], columns: int, follows: str = "", **attrs: tuple[int, ...]
+) -> tuple[ShiftedConvolution, Graph]:
+    """A convolution of an image (n,c,h,w) and weights in two parts, and its goal in operators of
+    ONNX; `extra` makes a transposed one."""
+    count = len(kernel)
+    how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count, "extra": ()}
+    how |= attrs
+    x = variable("x", Tensor("float32", image))
+    w = variable("w", Tensor("float32", (2, kernel[-1], columns, *kernel[:-1], image[1])))
+    node, goal = followed(ShiftedConvolution, "shifted_conv", x, w, columns, follows, how)
+    return ShiftedConvolution(node), goal

@@ -3,29 +3,35 @@ that return given times."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mugraphs
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.lowering import cpu as cpu
+from taso_mirage.lowering.cuda import CudaLowering
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, Target
-from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import comparisons, order, region_times, searches
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
 
 ROWS, WIDTH = 66, 8
@@ -113,3 +119,37 @@ def run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
 def kernels(result: Result) -> int:
     """How many kinds of regions have got a kernel, as the notes say."""
     return sum("kernel for" in note for note in result.notes)
+
+
+GPU = CudaLowering(H100, "a stand-in for an H100", 90)
+
+
+def called(file: Path) -> list[dict[str, str]]:
+    """The attributes of the kernels' only nodes."""
+    functions = [f for f in onnx.load(file).functions if not f.attribute]
+    return [{a.name: a.s.decode() for a in f.node[0].attribute} for f in functions]
+
+
+def accepted(attributes: dict[str, str]) -> bool:
+    """Whether the library takes a plan with its images."""
+    contents = [text.encode() for name, text in attributes.items() if name != "plan"]
+    array = (ctypes.c_char_p * len(contents))(*contents)
+    sizes = (ctypes.c_size_t * len(contents))(*map(len, contents))
+    plan, message = attributes["plan"].encode(), ctypes.create_string_buffer(2000)
+    room, count = ctypes.c_size_t(2000), ctypes.c_size_t(len(contents))
+    check = ctypes.CDLL(str(library())).taso_mirage_check
+    return not check(plan, ctypes.c_size_t(len(plan)), array, sizes, count, message, room)
+
+
+def with_kernel(folder: Path) -> Path:
+    """The folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows
+    of five."""
+    x = mugraphs.leaf("X", "float32", 6, 5)
+    rows = mugraphs.kernel([(x, (0,), -1)], lambda x: term("gelu", term("mul", x, x)), (3,), 1, (0,))
+    goal = term("gelu", term("mul", x, x))
+    model = standalone(Graph((x,), (goal,)), {"": 20})
+    save(
+        embed(model, [EmbeddedRegion((x,), (goal,), cpu_kernel(Graph((x,), (rows,))))]), folder / "model.optimized.onnx"
+    )
+    save(model, folder / "model.onnx")
+    return folder

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io import from_proto, serialize
@@ -51,3 +53,20 @@ def same(proto: onnx.ModelProto, **feeds: Any) -> onnx.ModelProto:
     for before, now in zip(run(proto, **feeds), run(after, **feeds), strict=True):
         np.testing.assert_array_equal(before, now)
     return after
+
+
+Array = NDArray[Any]
+NUMBERS = {"float8_e4m3fn": 17, "float8_e5m2": 19}
+
+
+def initializer(name: str, array: Array) -> onnx.TensorProto:
+    if array.dtype.name not in NUMBERS:
+        return numpy_helper.from_array(array, name)
+    return helper.make_tensor(name, NUMBERS[array.dtype.name], array.shape, array.tobytes(), raw=True)
+
+
+def built(text: str, weights: dict[str, Any], opset: int = 21) -> onnx.ModelProto:
+    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]> g'
+    made = onnx.parser.parse_model(f"{head} {text}")
+    made.graph.initializer.extend(initializer(n, np.asarray(a)) for n, a in weights.items())
+    return made

@@ -1,7 +1,7 @@
 """False rules made of true ones: deterministic mutants of every rule of the library and of every
 law.
 
-Some mutants are true (operands of a sum exchanged); `tests/harness/stranger.py` tells which are not.
+Some mutants are true (operands of a sum exchanged); `stranger.py` tells which are not.
 """
 
 from __future__ import annotations

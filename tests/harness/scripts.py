@@ -19,3 +19,6 @@ def script(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"

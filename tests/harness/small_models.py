@@ -17,8 +17,10 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context
+from taso_mirage.search.rulesets import rules
 from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.search.search import Budget, directions, search_model
+from taso_mirage.search.simultaneous import all_at_once, laws_together
 
 F = "float32"
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
@@ -79,3 +81,7 @@ def shortened() -> onnx.ModelProto:
     weights = [numpy_helper.from_array(np.full(4, 0.5, np.float32), name) for name in "vw"]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def changed(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    return all_at_once(outputs, Rules(laws_together(rules())), CONTEXT)[0]

@@ -30,6 +30,7 @@ BUILDERS = mugraphs.WORKLOADS | mugraphs.CLUSTERS
 workloads = pytest.mark.parametrize("name", BUILDERS)
 
 
+@pytest.mark.sampled(2)
 @workloads
 def test_the_best_known_structures_are_their_goals(name: str) -> None:
     mugraph, goal = BUILDERS[name]()

@@ -14,7 +14,7 @@ import pytest
 
 from taso_mirage.emit import triton
 from taso_mirage.emit.cpp import generate_cpp
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Fact, Function, declare_function, function_of, record

@@ -11,7 +11,7 @@ from deep_mutants import Sizes, Transformer, but_rows, mutants, planted, right_o
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.measure import cuts
+from taso_mirage.measure import cuts, regional
 from taso_mirage.measure.bulk import evaluation_seconds
 from taso_mirage.measure.check import Difference, compare
 from taso_mirage.measure.patches import patches
@@ -55,7 +55,8 @@ class Checked:
 
 @pytest.fixture(scope="module")
 def checked() -> Iterator[Checked]:
-    """With evaluations of the whole model switched off, and every patch cut."""
+    """With evaluations of the whole model switched off, every patch cut, and all in few sessions, as
+    on a GPU."""
     patch = pytest.MonkeyPatch()
     given = FloatReference.__call__
 
@@ -66,6 +67,7 @@ def checked() -> Iterator[Checked]:
     patch.setattr(FloatReference, "__call__", small)
     patch.setattr(cuts, "LIFTING", 0.0)
     patch.setattr(cuts, "LONG", 0.0)
+    patch.setattr(regional, "joins", lambda target: True)
     yield Checked(Sizes())
     patch.undo()
 
@@ -91,6 +93,36 @@ def test_what_there_is_no_time_for_is_said(checked: Checked) -> None:
     found = planted(checked.made, RIGHT["scale in the queries"], 2)
     assert late.differences(ClaimedModel(found.model, CPU, found.claims, {})) == []
     assert list(late.alone) == ["there was no time"]
+
+
+def test_regions_run_in_few_sessions_where_one_takes_long_to_open(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six kinds in three layers, at full size and cut: two sessions; and each in its own where
+    together they do not run."""
+    outputs, layers = checked.made.model.graph.outputs, (5, 3, 1)
+    pairs = [RIGHT[name](checked.made, i, checked.made.layers[i]) for i in layers for name in list(RIGHT)[:6]]
+    steps = [RewriteStep(("planted",), (old,), (new,)) for old, new in pairs]
+    model = checked.made.model.with_graph(replay(outputs, steps), checked.made.weights)
+    opened, given = list[Model](), regional.open_part
+    monkeypatch.setattr(regional, "open_part", lambda model, target: (opened.append(model), given(model, target))[1])
+    counts, found = list[int](), list[list[Difference]]()
+    for joint in (True, False):
+        opened.clear()
+        monkeypatch.setattr(regional, "joins", lambda target, joint=joint: joint)
+        check = RegionalCheck(checked.made.model, checked.cases)
+        found.append(check.differences(ClaimedModel(model, CPU, claimed(outputs, steps), {})))
+        counts.append(len(opened))
+    assert counts[0] == 2 < counts[1]
+    assert [d.passed for d in found[0]] == [d.passed for d in found[1]]
+    assert [d.error for d in found[0]] == [d.error for d in found[1]]
+    monkeypatch.setattr(regional, "joins", lambda target: True)
+    monkeypatch.setattr(regional, "run_together", lambda places, opened: [None] * len(places))
+    opened.clear()
+    check = RegionalCheck(checked.made.model, checked.cases)
+    alone = check.differences(ClaimedModel(model, CPU, claimed(outputs, steps), {}))
+    assert [d.error for d in alone] == [d.error for d in found[1]]
+    assert len(opened) > 2
 
 
 def test_the_cheapest_regions_come_first(checked: Checked) -> None:

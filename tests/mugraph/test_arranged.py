@@ -18,7 +18,8 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from test_float8 import built
+from onnx_texts import built
+from sample_regions import sample_regions
 
 from taso_mirage.devices.cuda.device import H100, gpu
 from taso_mirage.emit import triton
@@ -43,7 +44,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, region_times, stage
 from taso_mirage.pipeline.fuse import kinds as module
 from taso_mirage.pipeline.fuse.kinds import _proved, variants
-from taso_mirage.regions.batches import EqualRegions, equal_regions, resized
+from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
@@ -90,7 +91,7 @@ def model(text: str) -> Model:
 
 def kinds(text: str) -> tuple[Model, dict[EqualRegions, Any]]:
     given = model(text)
-    found, out = equal_regions(given, {}, 4, True)
+    found, out = sample_regions(given, {}, True)
     assert not out
     return given, found
 
@@ -218,6 +219,7 @@ def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield staged(patch, tmp_path_factory.mktemp("cuda"), DYNAMIC.format(rows=request.param))
 
 
+@pytest.mark.sampled(2)
 def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Result]) -> None:
     _, found = layer
     assert kernels(found) == 1, found.notes

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir
 import onnxruntime
 import pytest
+from kernel_goals import searched
 from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.devices.cuda.device import gpu
@@ -33,7 +34,7 @@ from taso_mirage.mugraph.derivations.arithmetic import MUL, SUB
 from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.field_check import Field32, refuted_derivations
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.operators.interpret import interpret
@@ -67,11 +68,6 @@ def product(leaves: list[Node], bits: int, block: int) -> Node:
     operands = [x, b, *others, ABSENT][:4]
     (columns, *_), inner = b.shape, x.shape[-1]
     return term("matmul_nbits", *operands, K=inner, N=columns, bits=bits, block_size=block)
-
-
-@cache
-def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
-    return Search(graph, SearchOptions()).run(best, 600.0)
 
 
 def drawn(node: Node, rng: np.random.Generator) -> np.ndarray:

@@ -13,10 +13,7 @@ import interpreter
 import mugraphs
 import numpy as np
 import pytest
-from test_kernel_search import attention, gated, lora, rms_linear
-from test_variance import layer_norm_goal
-from test_views import SMALL
-from test_views import goal as several_queries
+from kernel_goals import SMALL, attention, gated, layer_norm_goal, lora, rms_linear, several_queries
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100

@@ -4,16 +4,16 @@ ones."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import in_turn
 import numpy as np
 import pytest
+from kernel_goals import searched
 from numpy.typing import NDArray
+from onnx_texts import built
 from scripts import script
-from test_float8 import built
 
 from models.workloads import BEYOND
 from taso_mirage.devices.cuda.device import gpu
@@ -27,7 +27,6 @@ from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
@@ -97,11 +96,6 @@ def gated(rows: int = 16, inner: int = 128, columns: int = 48) -> Graph:
         leaves, products = [*leaves, w, s], [*products, term("matmul", a, b)]
     gate, up = products
     return Graph(tuple(leaves), (term("mul", term("mul", gate, term("sigmoid", gate)), up),))
-
-
-@cache
-def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
-    return Search(graph, SearchOptions()).run(best, 600.0)
 
 
 def drawn(node: Node, rng: np.random.Generator) -> NDArray[Any]:
@@ -180,6 +174,7 @@ def test_programs_compile_with_floats_of_8_bits_and_without(name: str, capabilit
 LARGE = (128, 4096, 4096)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("graph", "operands"),
     [

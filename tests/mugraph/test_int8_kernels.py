@@ -7,16 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import in_turn
 import numpy as np
 import pytest
+from kernel_goals import searched
 from numpy.typing import NDArray
+from onnx_texts import built
 from scripts import script
-from test_float8 import built
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import gpu
@@ -33,7 +33,7 @@ from taso_mirage.mugraph import tile_work
 from taso_mirage.mugraph.integer_operands import SUMMED, of_integers_or_floats
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.roles import inlined
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions, superoptimize
+from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.interpret import interpret
@@ -102,11 +102,6 @@ class Product:
         a, b = (next(given) if isinstance(z, tuple) else z or 0 for z in self.zeros)
         a = a[:, None] if np.ndim(a) == 1 else a
         return np.asarray((x - a) @ (w - b))
-
-
-@cache
-def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
-    return Search(graph, SearchOptions()).run(best, 600.0)
 
 
 def kinds(graph: Graph) -> list[TritonProgram]:
@@ -215,6 +210,7 @@ COMPILED = ("zero", "long_unsigned", "batched", "turned")
 layouts."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [

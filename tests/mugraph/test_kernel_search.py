@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernel_goals import attention, gated, lora, rms_linear
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.errors import InvalidOption, Unsupported
@@ -50,47 +51,6 @@ def found_as(graph: KernelGraph, wanted: Callable[[Graph], bool], kernels: int =
 
 def search(graph: KernelGraph, best: int = 40, **options: object) -> list[Graph]:
     return [found.graph for found in superoptimize(graph.graph(), best=best, **options)]  # type: ignore[arg-type]
-
-
-def rms_linear(gamma: bool = False, bias: bool = False) -> KernelGraph:
-    g = new_graph()
-    x, w = g.new_input((16, 1024), name="X"), g.new_input((1024, 1536), name="W")
-    scale = g.new_input((1024,), name="G") if gamma else None
-    made = g.matmul(g.rms_norm(x, scale, 1e-5 if gamma else 0.0), w)
-    g.mark_output(g.add(made, g.new_input((1536,), name="B")) if bias else made)
-    return g
-
-
-def gated(down: bool = False) -> KernelGraph:
-    g = new_graph()
-    x, a, b = g.new_input((8, 512), name="X"), g.new_input((512, 1024), name="A"), g.new_input((512, 1024), name="B")
-    made = g.mul(g.silu(g.matmul(x, a)), g.matmul(x, b))
-    g.mark_output(g.matmul(made, g.new_input((1024, 512), name="D")) if down else made)
-    return g
-
-
-def lora() -> KernelGraph:
-    g = new_graph()
-    x, w = g.new_input((16, 4096), name="X"), g.new_input((4096, 4096), name="W")
-    a, b = g.new_input((4096, 16), name="A"), g.new_input((16, 4096), name="B")
-    g.mark_output(g.add(g.matmul(x, w), g.matmul(g.matmul(x, a), b)))
-    return g
-
-
-def attention(norm: bool = False, scale: bool = False, mask: bool = False, rotary: bool = False) -> KernelGraph:
-    g = new_graph()
-    q, v = g.new_input((2, 128, 64), name="Q"), g.new_input((2, 2048, 64), name="V")
-    k = g.new_input((2, 2048, 64) if norm else (2, 64, 2048), name="K")
-    if norm:
-        q, k = g.rms_norm(q), g.transpose(g.rms_norm(k), 0, 2, 1)
-    if rotary:
-        turned = g.mul(g.new_input((2, 128, 64), name="Q turned"), g.new_input((128, 64), name="sin"))
-        q = g.add(g.mul(q, g.new_input((128, 64), name="cos")), turned)
-    s = g.matmul(q, k)
-    s = g.mul(s, 0.125) if scale else s
-    s = g.add(s, g.new_input((128, 2048), name="M")) if mask else s
-    g.mark_output(g.matmul(g.softmax(s), v))
-    return g
 
 
 def two_norms() -> KernelGraph:
@@ -142,6 +102,7 @@ def test_one_kernel_with_accumulators(name: str) -> None:
     assert found_as(build(), lambda graph: form(graph) == [(frozenset(cuts), frozenset({"sum"}))])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"norm": True}, {"scale": True, "mask": True}], ids=str)
 def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool]) -> None:
     """Mirage's best kernels (OSDI'25): partial sums over the keys, then combine; here with a
@@ -158,6 +119,7 @@ def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool])
     assert found_as(attention(**options), split)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"scale": True, "mask": True}, {"rotary": True}], ids=str)
 def test_attention_beyond_three_inputs(options: dict[str, bool]) -> None:
     found = search(attention(**options), best=4)
@@ -222,6 +184,7 @@ def test_attention_split_over_the_keys_then_its_projection() -> None:
     assert found_as(projected(), wanted, kernels=3)
 
 
+@pytest.mark.sampled(2)
 def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     """Three kernels: the gate, partial products with the third weight, and their sum."""
 
@@ -232,6 +195,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     assert found_as(gated(down=True), wanted, kernels=3)
 
 
+@pytest.mark.sampled(2)
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]

@@ -203,6 +203,7 @@ def test_generated_programs_are_right(ran: dict[str, float]) -> None:
     assert {name: e for name, e in ran.items() if not e <= BOUND} == {}
 
 
+@pytest.mark.sampled(2)
 def test_kinds_of_plans_are_proved() -> None:
     for make in (latent, masked):
         search, plans = found(make)

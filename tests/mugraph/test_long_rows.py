@@ -147,6 +147,7 @@ PASSES = {
 """Goals of the sizes of KernelBench, and how often memory moves as much as the first input."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "free"),
     [

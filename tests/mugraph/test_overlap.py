@@ -12,6 +12,7 @@ import interpreter
 import numpy as np
 import pytest
 from mugraphs import leaf
+from named_models import x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
@@ -20,7 +21,7 @@ from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.mugraph import overlaps
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.labels import label
@@ -34,10 +35,6 @@ from taso_mirage.verdicts import Evidence
 
 TOKENS, HEADS, WIDTH = 37, 2, 16
 """A prime number of tokens."""
-
-
-def x(name: str, *shape: int) -> Node:
-    return variable(name, Tensor("float32", shape))
 
 
 def attention(tokens: int = TOKENS) -> Graph:

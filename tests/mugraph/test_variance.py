@@ -9,8 +9,9 @@ import interpreter
 import mugraphs
 import numpy as np
 import pytest
+from kernel_goals import layer_norm_goal
 
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
@@ -92,16 +93,6 @@ def test_the_generated_cpp_code_takes_one_pass() -> None:
 
 
 # ---------------------------------------------------------------- the search
-
-
-def layer_norm_goal(rows: int, inner: int, cols: int = 0, dtype: str = "float32") -> Graph:
-    """A layer norm, with a linear layer and its bias after it if there are columns."""
-    x, gamma, beta = mugraphs.leaf("X", dtype, rows, inner), *(mugraphs.leaf(n, dtype, inner) for n in ("G", "B"))
-    normal = term("layer_norm", x, gamma, beta, axis=1)
-    if not cols:
-        return Graph((x, gamma, beta), (normal,))
-    w, bias = mugraphs.leaf("W", dtype, inner, cols), mugraphs.leaf("b", dtype, cols)
-    return Graph((x, gamma, beta, w, bias), (term("add", term("matmul", normal, w), bias),))
 
 
 def looped(graph: Graph) -> list[tuple[bool, set[str]]]:

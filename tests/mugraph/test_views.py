@@ -12,19 +12,16 @@ from typing import Any
 import interpreter
 import mugraphs
 import pytest
+from kernel_goals import DECODER, SMALL, half, several_queries
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.axes import grouped
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.ops import term
-
-SMALL, DECODER = (2, 2, 4, 33, 16), (8, 4, 8, 513, 64)
-"""Batch, groups of heads, heads of queries a group, keys, width of a head; of a model of 1.1
-billion weights at batch 8."""
 
 
 @pytest.mark.parametrize(
@@ -45,32 +42,10 @@ def test_dims_in_row_order(parts: tuple[int, ...], whole: tuple[int, ...], wante
     assert grouped(parts, whole) == wanted
 
 
-def x(name: str, *shape: int) -> Node:
-    return variable(name, Tensor("float16", shape))
-
-
-def goal(batch: int, groups: int, each: int, keys: int, width: int) -> Graph:
-    """Attention of one new token: heads are cut from the results of the linear layer before, and
-    joined for the one after."""
-    heads, shape = groups * each, (batch, groups, each, keys, width)
-    q = x("q", batch, 1, heads * width)
-    k, v = (x(name, batch, groups, keys, width) for name in "kv")
-    mask = x("mask", batch, 1, 1, keys)
-    wide = [
-        term("reshape", term("expand", term("unsqueeze", y, axes=(2,)), shape=shape), shape=(batch, heads, keys, width))
-        for y in (k, v)
-    ]
-    turned = term("transpose", term("reshape", q, shape=(batch, 1, heads, width)), perm=(0, 2, 1, 3))
-    scores = term("matmul", turned, term("transpose", wide[0], perm=(0, 1, 3, 2)))
-    weights = term("softmax", term("add", scores, mask), axis=-1)
-    back = term("transpose", term("matmul", weights, wide[1]), perm=(0, 2, 1, 3))
-    return Graph((q, k, mask, v), (term("reshape", back, shape=(batch, 1, heads * width)),))
-
-
 def cut() -> tuple[Graph, Graph]:
     """Blocks cut the dim that is taken apart, and the one that is put together, in parts that no
     power of two divides."""
-    a = x("a", 2, 36)
+    a = half("a", 2, 36)
 
     def body(t: Node) -> Node:
         parts = term("reshape", t, shape=(2, 3, 4))
@@ -85,7 +60,7 @@ def cut() -> tuple[Graph, Graph]:
 
 def looped() -> tuple[Graph, Graph]:
     """The loop cuts the dim that is taken apart; a reader of the whole has it as it is."""
-    a, w = x("a", 4, 96), x("w", 16, 4)
+    a, w = half("a", 4, 96), half("w", 16, 4)
 
     def body(t: Node, u: Node) -> tuple[Node, ...]:
         parts = term("reshape", t, shape=(4, 3, 16))
@@ -125,7 +100,7 @@ def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
     """Products pad them to 16 rows: a tile with lanes beyond its sizes cannot be reshaped."""
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    wanted = goal(*SMALL)
+    wanted = several_queries(*SMALL)
     found = Search(wanted, SearchOptions(), H100).run(12, 60.0)
     programs = [triton.program(each.graph) for each in found]
     assert any("tl.dot" in p.source for p in programs)
@@ -140,7 +115,7 @@ def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
 
 def test_every_mugraph_of_a_decoders_attention_has_a_form() -> None:
     """Six of the 24 had one where tiles were reshaped."""
-    found = Search(goal(*DECODER), SearchOptions(), H100).run(24, 120.0)
+    found = Search(several_queries(*DECODER), SearchOptions(), H100).run(24, 120.0)
     programs = [triton.program(each.graph) for each in found]
     assert len(programs) == 24
     assert all("tl.reshape" not in p.source for p in programs)

@@ -11,8 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx_texts import NUMBERS, Array, built
 from stated_laws import stated
 
 from taso_mirage.ir.terms import (
@@ -41,8 +40,6 @@ from taso_mirage.rewriting.text import laws
 from taso_mirage.search.config import Config
 from taso_mirage.verdicts import Failure
 
-Array = NDArray[Any]
-NUMBERS = {"float8_e4m3fn": 17, "float8_e5m2": 19}
 FLOATS = {"float32": 1, "float16": 10}
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 HALVES = HALVES[np.isfinite(HALVES)]
@@ -55,19 +52,6 @@ def stored(array: Any, dtype: str) -> Array:
 def every(dtype: str) -> Array:
     """All numbers of a dtype of 8 bits."""
     return np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype))
-
-
-def initializer(name: str, array: Array) -> onnx.TensorProto:
-    if array.dtype.name not in NUMBERS:
-        return numpy_helper.from_array(array, name)
-    return helper.make_tensor(name, NUMBERS[array.dtype.name], array.shape, array.tobytes(), raw=True)
-
-
-def built(text: str, weights: dict[str, Any], opset: int = 21) -> onnx.ModelProto:
-    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]> g'
-    made = onnx.parser.parse_model(f"{head} {text}")
-    made.graph.initializer.extend(initializer(n, np.asarray(a)) for n, a in weights.items())
-    return made
 
 
 def ran(proto: onnx.ModelProto, **inputs: Array) -> tuple[list[Array], list[Array], list[Array]]:

@@ -138,6 +138,17 @@ def test_commuted_operands_match_and_variables_unify() -> None:
     assert not match(law, term("add", term("mul", y, x), term("mul", z, z)))
 
 
+def test_the_first_two_operands_may_change_places_beside_others() -> None:
+    law = parse_equation("skip_layer_norm(neg(x), y, g) == skip_layer_norm(y, neg(x), g)")
+    x, y = (variable(n, Tensor("float32", (2, 3, 4))) for n in "xy")
+    g = variable("g", Tensor("float32", (4,)))
+    for old in (term("skip_layer_norm", term("neg", x), y, g), term("skip_layer_norm", y, term("neg", x), g)):
+        found = match(law, old)
+        assert found
+        assert found.outputs == (old,)
+        assert found.operands == {"x": x, "y": y, "g": g}
+
+
 def test_a_variable_is_no_absent_operand() -> None:
     """An equation is proved with the operand; Swin's attention, with a mask and no bias, ended the
     search in an error."""

@@ -100,6 +100,7 @@ RATIONAL = {np.add, np.subtract, np.multiply, np.negative, np.divide, np.square,
 RATIONAL |= {np.abs, np.sign, np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), uses())
 def test_the_field_is_the_reals_on_integers(op: Op, i: int) -> None:
     use = build(op, i, integers=True)
@@ -131,12 +132,14 @@ def _assert_residues(xp: Field, found: Residues, exact: Any) -> None:
     assert np.array_equal(ours[:, valid][..., small], expected.data[:, valid][..., small])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), uses())
 def test_what_is_printed_parses_back(op: Op, i: int) -> None:
     graph = build(op, i).graph
     assert parse_graph(show_graph(graph)) == graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "i"), [u for u in uses() if u.values[0].onnx is not None])
 def test_onnx_round_trip_gives_the_same_term(op: Op, i: int) -> None:
     use = build(op, i)
@@ -149,6 +152,7 @@ def test_onnx_round_trip_gives_the_same_term(op: Op, i: int) -> None:
             np.testing.assert_array_equal(ours[output], back[imported])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), uses())
 def test_work_and_degree_are_sane(op: Op, i: int) -> None:
     use = build(op, i)

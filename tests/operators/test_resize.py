@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from protos import read
 
-from taso_mirage.ir.model import Model
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure.session import Session
-from taso_mirage.onnx_io import from_proto, serialize
-from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 
 SCALES = np.array([1, 1, 2, 3], np.float32)
@@ -25,10 +24,6 @@ def proto(op: str, opset: int, inputs: list[str], scales: Any = SCALES, **attrs:
     constants = [numpy_helper.from_array(scales, "s"), numpy_helper.from_array(np.zeros(0, np.float32), "roi")]
     graph = helper.make_graph([helper.make_node(op, inputs, ["y"], **attrs)], "g", [x], [y], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-
-
-def read(made: onnx.ModelProto) -> Model:
-    return from_ir(from_proto(made))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from fused_models import on_the_cpu, quick
+from named_models import WITH_CONTRIB, w, x
+from named_models import model as model_of
 from onnxruntime import InferenceSession
-from test_regions import model, w, x
 
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.dims import symbol
@@ -26,6 +28,7 @@ from taso_mirage.pipeline.fuse.form_terms import decomposed
 from taso_mirage.search.config import Config
 
 WIDTH = 512
+model = partial(model_of, opsets=WITH_CONTRIB)
 
 
 def attention(data: Node, name: str, *mask: Node, width: int = WIDTH) -> Node:

@@ -3,7 +3,6 @@ compilers and ONNX Runtime on the CPU too."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import subprocess
@@ -19,8 +18,9 @@ import mugraphs
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, kernels, on_the_cpu, plain, quick, run
+from fused_models import CONFIG, GPU, ROWS, WIDTH, accepted, called, fresh_cache, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
+from sample_regions import sample_regions
 
 from taso_mirage.devices.cuda.device import H100, Gpu
 from taso_mirage.emit import triton as codegen
@@ -31,7 +31,7 @@ from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
 from taso_mirage.lowering import backend as lowering
 from taso_mirage.lowering import cuda as cuda
-from taso_mirage.lowering.cuda import SHIPPED, CudaLowering, Float64Oracle, everywhere
+from taso_mirage.lowering.cuda import SHIPPED, Float64Oracle, everywhere
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CUDA
@@ -41,15 +41,12 @@ from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse import fused, searches, stage
-from taso_mirage.regions.batches import equal_regions
 from taso_mirage.report.result import Result
-from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.runtime.tensorrt.plugin_export import export
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
-GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +124,6 @@ def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], f
     assert (done.returncode, done.stdout.split()) == (0, ["0", "2"]), done.stderr
 
 
-def called(file: Path) -> list[dict[str, str]]:
-    """The attributes of the kernels' only nodes."""
-    functions = [f for f in onnx.load(file).functions if not f.attribute]
-    return [{a.name: a.s.decode() for a in f.node[0].attribute} for f in functions]
-
-
 def test_it_has_cubins_for_every_architecture_and_ptx(file: Path) -> None:
     proto = onnx.load(file)
     nodes = [n.op_type for n in proto.graph.node if n.domain == "taso_mirage"]
@@ -148,17 +139,6 @@ def test_it_has_cubins_for_every_architecture_and_ptx(file: Path) -> None:
             for _ in range(launches)
         ]
         assert accepted(attributes)
-
-
-def accepted(attributes: dict[str, str]) -> bool:
-    """Whether the library takes a plan with its images."""
-    contents = [text.encode() for name, text in attributes.items() if name != "plan"]
-    array = (ctypes.c_char_p * len(contents))(*contents)
-    sizes = (ctypes.c_size_t * len(contents))(*map(len, contents))
-    plan, message = attributes["plan"].encode(), ctypes.create_string_buffer(2000)
-    room, count = ctypes.c_size_t(2000), ctypes.c_size_t(len(contents))
-    check = ctypes.CDLL(str(library())).taso_mirage_check
-    return not check(plan, ctypes.c_size_t(len(plan)), array, sizes, count, message, room)
 
 
 def test_tampered_code_is_found(file: Path) -> None:
@@ -206,6 +186,7 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
         export(tmp_path / "one.onnx", tmp_path / "none", {})
 
 
+@pytest.mark.sampled(2)
 def test_with_free_rows_kernels_run_for_any_number_of_them(
     searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -349,7 +330,7 @@ def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows
     """Where rows are free, five rows run with the kernels of one."""
     pytest.importorskip("torch")
     chosen = []
-    regions, out = equal_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)
+    regions, out = sample_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, True)
     assert not out
     for kind in regions:
         found = Search(kind.goal, SearchOptions(), H100).run(2, 100.0)

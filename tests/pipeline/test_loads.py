@@ -71,6 +71,7 @@ def loads_of(model: Model, folder: Path) -> tuple[dict[str, int], bool]:
     return dict(found.spending.loads), found.changed
 
 
+@pytest.mark.sampled(2)
 def test_a_large_model_is_loaded_no_more_often_than_its_result_needs(large: Model, tmp_path: Path) -> None:
     """The original, and the candidate that prices choose, whose session also checks it."""
     loads, changed = loads_of(large, tmp_path)
@@ -79,6 +80,7 @@ def test_a_large_model_is_loaded_no_more_often_than_its_result_needs(large: Mode
     assert "check" not in loads
 
 
+@pytest.mark.sampled(2)
 def test_regions_of_a_large_model_are_observed_in_one_load(
     large: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +156,7 @@ def images(dtype: str = "float16", group: int = 1, tokens: int = 0) -> Model:
 )
 def test_convolutions_of_half_precision_decide_the_layout_that_is_tried_first(model: Model, gains: bool) -> None:
     """And no others: a GPU copies images for these alone, and few of them decide nothing."""
-    wide = next(each for each in CUDA.variants if each.channels_last)
+    wide = next(each for each in CUDA.variants if not each.mixes_layouts)
     context = Context({"": 20}, {}, target=CUDA)
     assert (saved_seconds(model, wide, context) > 0) == gains
     assert [saved_seconds(model, each, context) for each in (CUDA, CUDA.variants[0])] == [0.0, 0.0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from block_linear_models import case, exact, model, near, product
 from fused_models import clock, quick
-from test_block_linear import case, exact, model, near, product
-from test_convolutions import session, w, x
+from named_models import session, w, x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import ALONE, SizeRange, generate_cpp, generate_ranges

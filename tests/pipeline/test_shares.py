@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from clocks import Clock
 
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.measure.cost_cache import CostCache
@@ -19,13 +20,6 @@ from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context
 from taso_mirage.search.search import BestState, Budget, search_model
 from taso_mirage.system.deadline import Deadline
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def job(budget: float, at: float, load: float = 0.3, kernels: str = SEARCH) -> Job:

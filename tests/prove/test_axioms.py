@@ -69,6 +69,7 @@ def points(axiom: Axiom, step: int) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("axiom", AXIOMS, ids=lambda a: f"{a.function}: {a.statement}")
 def test_axioms_hold(axiom: Axiom, step: int) -> None:

@@ -105,6 +105,7 @@ class Drawn:
         return e if kind in ("plain", "padded") else spread
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", [*range(16), *(pytest.param(p, marks=pytest.mark.slow) for p in range(16, 80))])
 def test_a_normal_form_is_the_sum(part: int) -> None:
     compared = 0

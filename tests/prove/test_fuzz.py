@@ -55,6 +55,7 @@ GUARDED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "inside", "guard"), GUARDED, ids=lambda v: v[:60])
 def test_guard_is_inferred_from_failures(text: str, inside: str, guard: str) -> None:
     known = next(k for k in FALSE if k.equation == text)

@@ -398,6 +398,7 @@ def climbed(rule: Rule) -> Evidence | Failure:
     return evidence(found, proofs) if found.holds else failure(rule, found)
 
 
+@pytest.mark.sampled(2)
 def test_climb_gives_evidence_or_a_counterexample() -> None:
     merge = rule(
         "x: (n, c, h, w), v: (o, c, 3, 3), w: (p, c, 3, 3)",

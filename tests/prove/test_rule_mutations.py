@@ -47,6 +47,7 @@ def test_the_oracle_refutes_many(sample: int, floor: int) -> None:
     assert refuted >= floor
 
 
+@pytest.mark.sampled(3)
 def test_a_verifier_that_accepts_all_is_caught_and_one_that_accepts_nothing_is_not() -> None:
     caught = falsely_accepted(lambda rule: True, count=8, draws=40)
     assert caught

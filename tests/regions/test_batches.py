@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import dynamic
+from sample_regions import sample_regions
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
@@ -32,7 +33,8 @@ from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.regions.batches import batch_of, equal_regions, independent, resized
+from taso_mirage.regions import free_regions
+from taso_mirage.regions.batches import batch_of, independent, region_members, resized, symbols_in
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.horizontal import fused_goals
 from taso_mirage.runtime.embed import EmbeddedRegion
@@ -111,22 +113,28 @@ def test_regions_that_are_equal_for_one_sample_are_told_apart() -> None:
         [summed(x("b", N, S, 8)), summed(x("a", 1, S, 8))],
     ):
         for sizes in ({"n": 2, "s": 3}, {"n": 1, "s": 3}):
-            found, out = equal_regions(model(*outputs), sizes, 4, True)
+            found, out = sample_regions(model(*outputs), sizes, True)
             sites = [site for each in found.values() for site in each]
             assert [site.inputs[0].attr("name") for site in sites] == ["a"]
             assert out == {"n", "s"}
 
 
-def test_a_size_that_only_the_inside_of_a_region_has_is_seen() -> None:
-    """Where it is 1 the region looks as if it had fixed sizes."""
+def test_a_size_that_only_the_inside_of_a_region_has_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is 1 the region looks as if it had fixed sizes. None grows so, as sizes are larger
+    there; one that did would be left out."""
     wide = term("expand", x("q", 4, 1, 8), shape=(4, S, 8))
     total = term("reduce_sum", wide, axes=(1,), keepdims=0)
     output = term("softmax", term("mul", total, x("r", 4, 8)), axis=1)
     made = standalone(Graph((*site(output).inputs, x("s", S)), (output, term("neg", x("s", S)))), {"": 20})
     for batched in (True, False):
-        found, _ = equal_regions(made, {"s": 1}, 4, batched)
-        assert not [kind for kind, sites in found.items() for each in sites if each.outputs == (output,)]
-        assert not [n for kind in found for n in kind.goal if n.op in ("expand", "reduce_sum")]
+        found, _ = sample_regions(made, {"s": 1}, batched)
+        for each in (each for sites in found.values() for each in sites):
+            assert symbols_in(region_members(each)) <= symbols_in([*each.inputs, *each.outputs])
+        assert not [n for kind in found for n in kind.goal if n.op == "expand"]
+    whole = site(output)
+    monkeypatch.setattr(free_regions, "fragments", lambda *given: {resized(whole, {"s": 1}): [whole]})
+    for batched in (True, False):
+        assert free_regions.free_regions(made, {"s": 1}, 4, batched) == ({}, {"s"})
 
 
 def test_a_region_without_an_input_of_all_samples_is_left_out() -> None:
@@ -137,31 +145,33 @@ def test_a_region_without_an_input_of_all_samples_is_left_out() -> None:
 def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
     with_four = term("softmax", term("add", x("c", N, 8), x("d", N, 4, 8)), axis=2)  # N is 4, or 1
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, _ = equal_regions(model(with_four, norm), {"n": 4}, 4, True)
+    found, _ = sample_regions(model(with_four, norm), {"n": 4}, True)
     assert [[each.outputs for each in sites] for sites in found.values()] == [[(norm,)]]
 
 
 def test_what_all_samples_read_is_no_more_than_each_has() -> None:
     """A kernel of one row would read the weight of a linear layer once for every row, and there may
     be a thousand."""
-    weighed = weight("w", Tensor("float32", (16, 16)))
-    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, _ = equal_regions(model(term("matmul", norm, weighed)), {"n": 1}, 4, True)
+    weighed = weight("w", Tensor("float16", (16, 16)))
+    half = (variable("h", Tensor("float16", (N, 16))), variable("g", Tensor("float16", (16,))))
+    layer = term("matmul", term("rms_norm", *half, axis=-1, epsilon=1e-5), weighed)
+    found, _ = sample_regions(model(layer), {"n": 1}, True)
     assert [[n.op for n in kind.goal if n.args] for kind in found] == [["rms_norm"]]
-    (fixed,), _ = equal_regions(model(term("matmul", norm, weighed)), {"n": 1}, 4, False)
+    (fixed,), _ = sample_regions(model(layer), {"n": 1}, False)
     assert "matmul" in {n.op for n in fixed.goal}
-    assert equal_regions(model(term("matmul", norm, x("given", 16, 16))), {"n": 1}, 4, True) == ({}, {"n"})
+    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
+    assert sample_regions(model(term("matmul", norm, x("given", 16, 16))), {"n": 1}, True) == ({}, {"n"})
 
 
 def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     scores = term("softmax", x("scores", N, 4, S, S), axis=-1)
     norm = term("rms_norm", x("h", N, S, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, out = equal_regions(model(scores, norm), {"n": 2, "s": 3}, 4, True)
+    found, out = sample_regions(model(scores, norm), {"n": 2, "s": 3}, True)
     assert out == {"n", "s"}
     assert [kind.batch for kind in found] == [Batch(2, (True, False))]
     (kind,) = found
     assert [o.shape for o in (*kind.goal.outputs, *kind.whole.outputs)] == [(1, 1, 16), (2, 3, 16)]
-    everywhere, none = equal_regions(model(scores, norm), {"n": 2, "s": 3}, 4, False)
+    everywhere, none = sample_regions(model(scores, norm), {"n": 2, "s": 3}, False)
     assert (len(everywhere), none) == (2, set())
     assert all(kind.batch is None and kind.goal is kind.whole for kind in everywhere)
 
@@ -178,7 +188,7 @@ def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], s
     """At untried sizes, also where the last operators mix the samples; and a region without a batch
     has no free dim inside."""
     outputs = tuple(mixed(o, over) for o in drawn[1])
-    found, _ = equal_regions(model(*outputs), {"n": searched}, 4, True)
+    found, _ = sample_regions(model(*outputs), {"n": searched}, True)
     for kind, sites in found.items():
         for each in sites:
             inside = resized(each, {"n": 7}) if kind.batch is not None else resized(each, {})
@@ -312,7 +322,7 @@ def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     h = x("h", N, 4, 16)
     norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
     made = model(term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0)))
-    (kind,), out = equal_regions(made, {"n": 5}, 4, True)
+    (kind,), out = sample_regions(made, {"n": 5}, True)
     parts = fused_goals(label(kind.goal))
     assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False)))
     found = [Search(lane.graph, SearchOptions(), H100).run(1, 60.0)[0].graph for lane in parts]

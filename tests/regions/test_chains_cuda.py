@@ -15,7 +15,7 @@ from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import evaluate, symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable

@@ -13,17 +13,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from free_models import FREE, WIDTH, K, N, S, attention, model, norm
 from fused_models import CONFIG, fresh_cache, kernels, quick, run
-from test_codegen_cpp import QUICK, STRICT, exact
+from native_kernels import QUICK, STRICT, exact
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import SizeRange, generate_ranges
-from taso_mirage.emit.cpu.native import NativeKernel, build, empty_aligned
-from taso_mirage.emit.cpu.tune import tuned_ranges
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build, empty_aligned
+from taso_mirage.emit.cpu.native_tuner import tuned_ranges
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS
-from taso_mirage.ir.dims import Dim, evaluate, parse_dim, symbol
-from taso_mirage.ir.model import Model, StoredWeight, random_inputs
+from taso_mirage.ir.dims import evaluate, parse_dim, symbol
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
 from taso_mirage.ir.mugraph import part_of, tile_count, tile_part
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
@@ -44,30 +45,11 @@ from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 
-N, S, K = (symbol(name) for name in ("n0", "n1", "n2"))
 SIZES = (1, 1, 1), (1, 2, 3), (3, 7, 1), (2, 64, 256), (1, 17, 31), (2, 37, 129), (1, 130, 257)
 """Batch, queries and keys: ones, primes, the instance, and larger ones."""
 
 
-def attention(b: Dim, s: Dim, k: Dim, mean: bool = False) -> Graph:
-    """softmax(q k / 4 + m) v, or the mean of those rows."""
-    q, v = (variable(name, Tensor("float32", shape)) for name, shape in (("q", (b, 4, s, 16)), ("v", (b, 4, k, 16))))
-    keys, mask = variable("k", Tensor("float32", (b, 4, 16, k))), variable("m", Tensor("float32", (b, 1, 1, k)))
-    scores = term("add", term("mul", term("matmul", q, keys), constant(0.25, "float32")), mask)
-    made = term("matmul", term("softmax", scores, axis=3), v)
-    return Graph((q, keys, v, mask), (term("reduce_mean", made, axes=(2,), keepdims=1) if mean else made,))
-
-
-FREE = FreeSizes(((N, 4, S, 16), (N, 4, 16, K), (N, 4, K, 16), (N, 1, 1, K)), ((N, 4, S, 16),))
 INSTANCE = {"n0": 2, "n1": 64, "n2": 256}
-
-
-def norm(b: Dim, s: Dim) -> Graph:
-    """(x + y) over the root of the mean of its squares."""
-    x, y = (variable(name, Tensor("float32", (b, s, 64))) for name in "xy")
-    total = term("add", x, y)
-    squares = term("reduce_mean", term("mul", total, total), axes=(2,), keepdims=1)
-    return Graph((x, y), (term("div", total, term("sqrt", squares)),))
 
 
 def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
@@ -135,7 +117,7 @@ def test_an_instance_has_tiles(size: int, searched: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "every"), [(QUICK, False), (STRICT, True)])
+@pytest.mark.parametrize(("flags", "every"), [((*QUICK, "-Wno-type-limits"), False), (STRICT, True)])
 def test_every_form_of_a_mugraph_runs_at_every_size(flags: Sequence[str], every: bool) -> None:
     """One of each: loops, grids along free labels or not, one kernel or two.
 
@@ -226,6 +208,7 @@ def test_names_for_what_a_model_calls_its_dims(shapes: Any, wanted: Any) -> None
 # ---------------------------------------------------------------- prepared weights
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_products_and_convolutions_take_any_number_of_rows_or_images(every: bool) -> None:
     x, w, b = (variable(n, Tensor("float32", s)) for n, s in (("x", (2, 3, 65)), ("w", (65, 70)), ("b", (70,))))
@@ -279,7 +262,7 @@ def test_the_sizes_of_a_run_choose_a_range(tmp_path: Path) -> None:
 def test_each_range_has_what_was_fastest_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [scaled(1.0), scaled(2.0)]
     times = iter([[1.0, 2.0], [1.0, 0.5], [1.0, 0.99]])
-    monkeypatch.setattr("taso_mirage.emit.cpu.tune._quickest", lambda calls, seconds: next(times))
+    monkeypatch.setattr("taso_mirage.emit.cpu.native_tuner._quickest", lambda calls, seconds: next(times))
     measured = [{"n0": 8, "n1": 2}, {"n0": 1, "n1": 1}, {"n0": 16, "n1": 4}]
     last, before = tuned_ranges(graphs, 1, measured, 0.1, tmp_path)
     assert last == graphs[0]
@@ -302,31 +285,6 @@ def test_programs_that_are_raced_share_their_memory(tmp_path: Path, monkeypatch:
 
 
 # ---------------------------------------------------------------- models
-
-
-WIDTH, HEADS = 16, 2
-
-
-def model() -> Model:
-    """A block of attention: norm, queries, keys and values of it, a mask, and the sum."""
-    rng = np.random.default_rng(0)
-    arrays = {n: (rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for n in ("wq", "wk", "wv", "wo")}
-    wq, wk, wv, wo = (weight(n, Tensor("float32", a.shape)) for n, a in arrays.items())
-    b, s = symbol("batch"), symbol("sequence")
-    x, mask = variable("x", Tensor("float32", (b, s, WIDTH))), variable("mask", Tensor("float32", (b, 1, 1, s)))
-
-    def heads(value: Node, *perm: int) -> Node:
-        return term("transpose", term("reshape", value, shape=(b, s, HEADS, WIDTH // HEADS)), perm=perm)
-
-    spread = term("sqrt", term("reduce_mean", term("mul", x, x), axes=(2,), keepdims=1))
-    y = term("div", x, term("add", spread, constant(1e-3, "float32")))
-    q, v = (heads(term("matmul", y, w), 0, 2, 1, 3) for w in (wq, wv))
-    scores = term("mul", term("matmul", q, heads(term("matmul", y, wk), 0, 2, 3, 1)), constant(0.3, "float32"))
-    mixed = term("matmul", term("softmax", term("add", scores, mask), axis=3), v)
-    joined = term("reshape", term("transpose", mixed, perm=(0, 2, 1, 3)), shape=(b, s, WIDTH))
-    made = term("add", x, term("gelu", term("matmul", joined, wo)))
-    graph = standalone(Graph((x, mask), (made,)), {"": 20}, {n: StoredWeight(a) for n, a in arrays.items()})
-    return from_ir(from_proto(onnx.load_from_string(serialize(graph))))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
+from named_models import w, x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
@@ -41,14 +42,6 @@ from taso_mirage.report.result import Result
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
-
-
-def w(name: str, *shape: int) -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def x(name: str, *shape: int) -> Node:
-    return variable(name, Tensor("float32", shape))
 
 
 def model(*outputs: Node) -> Model:
@@ -239,11 +232,11 @@ def test_a_layer_of_many_rows_is_of_no_kind_in_half_precision(dtype: str, kind: 
     for rows, found in ((64, RegionKind.LINEAR), (65, kind)):
         left, right = variable("x", Tensor(dtype, (rows, WIDTH))), weight("w", Tensor(dtype, (WIDTH, 24)))
         layer = term("matmul", left, right)
-        assert _Growing([layer], {}, 4, True, True).kinds.get(layer) == found
+        assert _Growing([layer], {}, 4, True).kinds.get(layer) == found
 
 
-@pytest.mark.parametrize("free", [True, False])
-def test_a_layer_of_free_rows_is_a_region_where_kernels_take_free_sizes(free: bool) -> None:
-    rows = variable("x", Tensor("float32", (symbol("n"), WIDTH)))
-    made = model(term("matmul", rows, w("w", WIDTH, 24)))
-    assert len(fragments(made, {"n": 64}, 4, True, None, free)) == free
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_layer_of_free_rows_is_a_region_in_single_precision(dtype: str) -> None:
+    rows = variable("x", Tensor(dtype, (symbol("n"), WIDTH)))
+    made = model(term("matmul", rows, weight("w", Tensor(dtype, (WIDTH, 24)))))
+    assert len(fragments(made, {"n": 64}, 4, True)) == (dtype == "float32")

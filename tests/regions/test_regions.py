@@ -4,28 +4,29 @@ results, repeated heads."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
+from named_models import WITH_CONTRIB, w, x
+from named_models import model as model_of
 from onnxruntime import InferenceSession
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100
-from taso_mirage.emit.cpu.native import NativeKernel as Compiled
+from taso_mirage.emit.cpu.native_kernel import NativeKernel as Compiled
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.model import Model, StoredWeight, random_inputs
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.terms import Graph, Node, constant
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.verification import verified_mugraph
-from taso_mirage.onnx_io import from_ir, from_proto, serialize
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import RegionSite, _Growing, fragments, kernel_regions
@@ -35,26 +36,7 @@ from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.verdicts import Evidence, Failure
 
 ROWS, WIDTH = 66, 12
-OPSETS = {"": 20, "com.microsoft": 1}
-
-
-def x(name: str, *shape: int, dtype: str = "float32") -> Node:
-    return variable(name, Tensor(dtype, shape))
-
-
-def w(name: str, *shape: int) -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def model(*outputs: Node) -> Model:
-    """The model of these terms as it is read from a file, with random weights."""
-    leaves = Graph((), outputs)
-    rng = np.random.default_rng(0)
-    arrays = {
-        n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"
-    }
-    graph = Graph(tuple(n for n in leaves if n.op == "input"), outputs)
-    return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, OPSETS, arrays)))))
+model = partial(model_of, opsets=WITH_CONTRIB)
 
 
 def found(*outputs: Node) -> tuple[Model, list[tuple[Graph, list[RegionSite]]]]:

@@ -21,8 +21,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report import html
-from taso_mirage.report.explanation import OperatorProfile
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import profiled_pairs
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.targets.openvino.target import OPENVINO

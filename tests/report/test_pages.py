@@ -31,11 +31,11 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.regions.fragments import KernelRegion
 from taso_mirage.regions.survey import Surveyed
 from taso_mirage.report import html
-from taso_mirage.report.changes import ReportedChange
+from taso_mirage.report.changes import Explanation, ReportedChange
 from taso_mirage.report.drawing import draw, draw_graph
-from taso_mirage.report.explanation import Explanation, MeasuredPeaks, OperatorTimes, StatedEquation
+from taso_mirage.report.explanations import StatedEquation
 from taso_mirage.report.pages import rendered
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import MeasuredPeaks, OperatorTimes, Result
 from taso_mirage.rewriting.library import load_rules
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.config import Config

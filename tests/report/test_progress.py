@@ -10,19 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from clocks import Clock
 from rich.text import Text
 
 from taso_mirage.report.summary import Stages
 from taso_mirage.search.config import SPENT
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def shown(stages: Stages) -> tuple[float, str, str]:

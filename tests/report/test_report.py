@@ -17,6 +17,7 @@ from browser import chromium, needs_browser
 from commandline import one_line, result_of, run
 from htmlpage import Page
 from onnx import TensorProto, helper
+from scripts import MINI
 from small_models import model, w, x
 
 from taso_mirage.ir.dims import symbol
@@ -31,10 +32,9 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report import explanations, html, summary
-from taso_mirage.report.changes import ReportedChange, changes
+from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
-from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, one_by_one, statement
 from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
@@ -45,8 +45,6 @@ from taso_mirage.search.cost import Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
-
-MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 
 
 def named(*texts: str) -> dict[str, Equation]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_browser
 from htmlpage import Page
+from scripts import MINI
 from small_models import model, w, x
-from test_report import MINI
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological
@@ -26,12 +26,11 @@ from taso_mirage.operators.ops import load_specs, term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html as report
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
-from taso_mirage.report.explanation import MeasuredPeaks, OperatorTimes
 from taso_mirage.report.explanations import explained, statements
 from taso_mirage.report.notation import FORMS, MathTree, conditions, formula
 from taso_mirage.report.outline import PICTURES, shown_sections
 from taso_mirage.report.pages import rendered
-from taso_mirage.report.result import Result
+from taso_mirage.report.result import MeasuredPeaks, OperatorTimes, Result
 from taso_mirage.report.sections import SECTIONS, model_sections
 from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, measured_peaks, operator_times
 from taso_mirage.search.config import Config, quiet
@@ -348,6 +347,7 @@ def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, 
     return data
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 @pytest.mark.parametrize("width", [400, 900, 1400])
 def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width: int) -> None:

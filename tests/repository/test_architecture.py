@@ -85,6 +85,7 @@ HEAVY = {
         "report/inspection.py",
         "runtime/embed.py",
         "runtime/kernel_functions.py",
+        "torch/calls.py",
         "torch/precision.py",
     },
     "onnx_shape_inference": {"onnx_io/inference.py"},
@@ -98,6 +99,7 @@ HEAVY = {
     "torch": {
         "emit/replays.py",
         "lowering/exact.py",
+        "emit/compile_jobs.py",
         "emit/tune.py",
         "torch/backend.py",
         "torch/calls.py",
@@ -117,7 +119,7 @@ HEAVY = {
         "torch/program.py",
     },
     "z3": {"checker/solver.py", "meanings/integers.py", "prove/arbiter.py"},
-    "triton": {"emit/compile.py", "emit/tune.py"},
+    "triton": {"emit/compile.py", "emit/compile_jobs.py", "emit/tune.py"},
     "sqlite3": {"system/store.py"},
 }
 SHARED_NAMES = {

@@ -23,8 +23,8 @@ import onnx
 import onnxruntime
 import pytest
 from commandline import result_of
+from fused_models import with_kernel
 from operator_uses import build, opsets
-from test_runtime_shipped import with_kernel
 
 import models
 import taso_mirage

@@ -88,6 +88,7 @@ class Tried:
                         yield Application(equation, found, results)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bert", "light_shufflenet", "light_squeezenet"])
 def test_rules_find_what_trying_all_of_them_finds(
     name: str, small: Callable[..., onnx.ModelProto], equations: tuple[Equation, ...], tmp_path: Path

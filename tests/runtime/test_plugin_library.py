@@ -23,7 +23,7 @@ from pathlib import Path
 import mugraphs
 import numpy as np
 import pytest
-from test_plugin import exported, optimized
+from plugin_models import exported, optimized
 
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled

@@ -9,19 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mugraphs
 import numpy as np
 import onnxruntime
 import pytest
+from fused_models import with_kernel
 
 import taso_mirage
 from taso_mirage.devices.cpu.compiler import compiler
-from taso_mirage.ir.terms import Graph
-from taso_mirage.onnx_io import save
-from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import term
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.runtime.register import register
 from taso_mirage.targets import onnx_runtime
 
@@ -91,20 +85,6 @@ int main(int, char** words) {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_kernel(tmp_path_factory.mktemp("shipped"))
-
-
-def with_kernel(folder: Path) -> Path:
-    """The folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows
-    of five."""
-    x = mugraphs.leaf("X", "float32", 6, 5)
-    rows = mugraphs.kernel([(x, (0,), -1)], lambda x: term("gelu", term("mul", x, x)), (3,), 1, (0,))
-    goal = term("gelu", term("mul", x, x))
-    model = standalone(Graph((x,), (goal,)), {"": 20})
-    save(
-        embed(model, [EmbeddedRegion((x,), (goal,), cpu_kernel(Graph((x,), (rows,))))]), folder / "model.optimized.onnx"
-    )
-    save(model, folder / "model.onnx")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import mugraphs
 import pytest
-from test_runtime_cuda import DRIVER, check, cubin, driver, encoded, launched
+from cuda_driver import DRIVER, check, cubin, driver, encoded, launched
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit import triton

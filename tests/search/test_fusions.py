@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
+from small_models import ops, w
 
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
@@ -19,7 +20,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
-from taso_mirage.rewriting.equation import apply_equation, match, matches, work_terms
+from taso_mirage.rewriting.equation import apply_equation, match, matches
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.config import Config
@@ -35,14 +36,6 @@ def x(*shape: int, name: str = "x", dtype: str = "float32") -> Node:
     return variable(name, Tensor(dtype, shape))
 
 
-def w(*shape: int, name: str = "w") -> Node:
-    return weight(name, Tensor("float32", shape))
-
-
-def ops(outputs: tuple[Node, ...]) -> list[str]:
-    return sorted(n.op for n in work_terms(topological(outputs)))
-
-
 def merged(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     last = pass_order(rules())[-1]
     for _ in range(2):
@@ -52,6 +45,22 @@ def merged(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def norm(a: Node, name: str) -> Node:
     return term("layer_norm", a, w(8, name=f"{name}g"), w(8, name=f"{name}o"), axis=2, epsilon=1e-5)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_bias_goes_into_the_norm_whatever_the_order_of_its_sum(first: bool, seen: bool) -> None:
+    """A layer's result joins the stream in front of it, or behind it."""
+    product = term("add", term("matmul", x(2, 3, 8), w(8, 8, name="m")), w(8, name="b"))
+    stream = x(2, 3, 8, name="y")
+    total = term("add", product, stream) if first else term("add", stream, product)
+    ends = (norm(total, "a"), term("relu", total)) if seen else (norm(total, "a"),)
+    for rules_of in pass_order(rules())[1:]:
+        ends = merge(simplify(ends, rules_of, CONTEXT)[0], joint(rules_of), CONTEXT)[0]
+    ends = merge(ends, joint(rules_of), CONTEXT)[0]
+    assert "add" not in ops(ends)
+    (fused,) = (n for n in topological(ends) if n.op.startswith("skip_layer_norm"))
+    assert fused.args[4] is w(8, name="b")
 
 
 def test_a_norm_and_its_sum_are_one_term() -> None:

@@ -270,6 +270,7 @@ WITHOUT_RULE = (
 pads that mirror."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), uses())
 def test_every_linear_operator_has_a_restriction(op: Op, i: int) -> None:
     use = build(op, i)

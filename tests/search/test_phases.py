@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from small_models import CONTEXT, F, model, ops, w
+from small_models import F, changed, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.index import Rules
-from taso_mirage.search.rulesets import rules
-from taso_mirage.search.simultaneous import all_at_once, laws_together
 from taso_mirage.search.weights import fold_weights
 
 DENSE = {"dilations": (1, 1), "pads": (1, 2, 0, 1)}
@@ -22,10 +19,6 @@ DENSE = {"dilations": (1, 1), "pads": (1, 2, 0, 1)}
 
 def image(width: Dim = 14, height: Dim = 6) -> Node:
     return variable("image", Tensor(F, (symbol("batch"), 5, height, width)))
-
-
-def changed(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
-    return all_at_once(outputs, Rules(laws_together(rules())), CONTEXT)[0]
 
 
 def convolution(filters: int, stride: int = 1, width: Dim = 14, columns: int = 4) -> Model:

@@ -211,6 +211,7 @@ def test_pools_of_pools_are_one() -> None:
 # ---------------------------------------------------------------- transposed convolutions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
@@ -226,6 +227,7 @@ def test_the_mean_of_all_positions(spatial: int, bias: bool, stride: int, dilati
     equal(found, root)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axis", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("stride", "pads", "more", "dilation"),

@@ -61,6 +61,7 @@ def test_a_file_is_written_by_one_run(tmp_path: Path, option: str) -> None:
     assert not lock_file(output).exists()
 
 
+@pytest.mark.sampled(2)
 def test_a_folder_is_written_by_one_run(tmp_path: Path) -> None:
     models, out = tmp_path / "models", tmp_path / "out"
     models.mkdir()
@@ -120,6 +121,7 @@ def test_a_signal_that_ends_a_run_lets_go(tmp_path: Path, number: int, again: in
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
     """The run starts as `nohup` starts it."""

@@ -173,6 +173,7 @@ def test_nothing_starts_where_no_kernels_are_searched(
     assert played.said == []
 
 
+@pytest.mark.sampled(2)
 def test_processes_that_search_start_beside_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes find the kernels that other searches find; on few cores there are none."""
     goals = [(mugraphs.ntrans(dtype=dtype)[1], None) for dtype in ("float16", "float32", "bfloat16")]

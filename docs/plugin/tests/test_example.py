@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 
 import taso_mirage
 from taso_mirage.devices.cpu.device import CPU_DEVICE
-from taso_mirage.emit.cpu.native import NativeKernel
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.operators.ops import term

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from taso_mirage.emit.cpu.bodies import CarriedValues, LoweredBody
+from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
+from taso_mirage.emit.cpu.loop_bodies import CarriedValues, LoweredBody
+from taso_mirage.emit.cpu.loop_schedule import LoopSchedule, Memory, Root
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
 from taso_mirage.emit.cpu.printer import static_cast, swept
-from taso_mirage.emit.cpu.schedule import LoopSchedule, Memory, Root
-from taso_mirage.emit.cpu.values import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
 from taso_mirage.emit.statements import (
     Expression,
     For,

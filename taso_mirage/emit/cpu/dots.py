@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.emit.cpu.layouts import offset, strides_of
+from taso_mirage.emit.cpu.buffer_layouts import offset, strides_of
+from taso_mirage.emit.cpu.lazy_tensors import Affine, CppBuffer
+from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.printer import expression_text, static_cast
-from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule
-from taso_mirage.emit.cpu.values import Affine, CppBuffer
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import product_factor, usual_size

@@ -3,14 +3,15 @@ of dot products."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from taso_mirage.emit.cpu.buffer_layouts import offset
 from taso_mirage.emit.cpu.dots import fill, product_statements
-from taso_mirage.emit.cpu.layouts import offset
+from taso_mirage.emit.cpu.lazy_tensors import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
+from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule, Nest, StoreNest
 from taso_mirage.emit.cpu.printer import static_cast
-from taso_mirage.emit.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
-from taso_mirage.emit.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import is_float
@@ -201,14 +202,15 @@ def phase_statements(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[li
     """The statements of a stage, and which buffers they use. `needed`: buffers that others read."""
     made: list[Statement] = []
     used: set[str] = set()
-    dropped = frozenset(_registers(schedule, needed))
-    for item in schedule.items:
+    names = [_used(schedule, item) for item in schedule.items]
+    dropped = _registers(schedule, names, needed)
+    for item, own in zip(schedule.items, names, strict=True):
         if isinstance(item, ContractionNest):
             made += product_statements(item, schedule)
-            used |= _used(schedule, item)
+            used |= own
         else:
             made += [*_identities(item, schedule), nest_scope(schedule, item, dropped)]
-            used |= _used(schedule, item) - dropped
+            used |= own - dropped
     for value in [x for x, b in schedule.room.buffers.items() if b.name in dropped]:
         del schedule.room.buffers[value]  # it was in a register, and is there no longer
     return made, used
@@ -232,16 +234,11 @@ def _used(schedule: LoopSchedule, item: Nest | ContractionNest) -> set[str]:
     return {s.target.name for s in item.stores} | {b.name for b in leaves if isinstance(b, CppBuffer)}
 
 
-def _registers(schedule: LoopSchedule, needed: frozenset[str]) -> Iterator[str]:
-    """Buffers that only the nest that writes them reads."""
-    home: dict[str, set[int]] = {}
-    folds: set[str] = set()
-    for i, item in enumerate(schedule.items):
-        if isinstance(item, ContractionNest):
-            folds.add(item.target.name)
-        else:
-            folds |= {s.target.name for s in item.stores if s.folded or s.update}
-        for name in _used(schedule, item):
-            home.setdefault(name, set()).add(i)
+def _registers(schedule: LoopSchedule, names: Sequence[set[str]], needed: frozenset[str]) -> frozenset[str]:
+    """Buffers that only the nest that writes them reads; `names` are those that each nest uses."""
+    stores = [s for item in schedule.items if isinstance(item, Nest) for s in item.stores]
+    folds = {s.target.name for s in stores if s.folded or s.update}
+    folds |= {item.target.name for item in schedule.items if isinstance(item, ContractionNest)}
+    uses = Counter(name for own in names for name in own)
     mine = {b.name for b in schedule.room.buffers.values()} - folds - needed - schedule.room.mutable
-    yield from (name for name, at in home.items() if len(at) == 1 and name in mine)
+    return frozenset(name for name in mine if uses[name] == 1)

@@ -26,7 +26,7 @@ from taso_mirage.emit.statements import (
     when,
 )
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic, dim_product
+from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.terms import ABSENT, Graph, Node
 
 LANES = 16
@@ -55,7 +55,7 @@ class TemplateInstance:
     times: Dim = 1
     """How many times its blocks run, if that is not in its code."""
     rows: Dim = 0
-    """A size that its blocks read."""
+    """A size that a run gives and its blocks read; 0 where there is none."""
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
     first: tuple[Dim, Dim, int] = (0, 0, 0)
@@ -120,7 +120,7 @@ class PreparedTerm:
     @property
     def declaration(self) -> str:
         """The declaration of its class."""
-        switches = *(each is not None for each in self.operands), *self.kind.switches
+        switches = *(each is not ABSENT for each in self.operands), *self.kind.switches
         said = ", ".join([*map(str, self.kind.sizes), *(str(each).lower() for each in switches)])
         return f"using {self.name} = {self.kind.name}<{said}>;"
 
@@ -136,15 +136,10 @@ class PreparedTerm:
         return (v[f"{self.name}::PREPARED"] + 63) / 64 * 64
 
     @property
-    def rows(self) -> Dim:
-        """A size that a run gives and blocks read; 0 where there is none."""
-        return self.kind.rows if isinstance(self.kind.rows, Symbolic) else 0
-
-    @property
-    def operands(self) -> list[Node | None]:
-        """The operands of a block after the data and the prepared weights: a bias and a summand;
-        None where it has none."""
-        return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
+    def operands(self) -> tuple[Node, ...]:
+        """The operands of a block after the data and the prepared weights: a bias and a summand,
+        or ABSENT."""
+        return (*self.node.args, ABSENT, ABSENT)[2:4]
 
 
 def prepares(node: Node) -> bool:
@@ -212,22 +207,23 @@ class PreparedCalls:
 
     def _arguments(self, made: PreparedTerm, digits: dict[object, Expression]) -> Iterator[Statement]:
         """The pointers of a term's blocks, and the call that makes its digits."""
-        x, *_ = made.node.args
-        tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
-        if made.rows != 0:
-            yield Let(rows, expression(made.rows), "size_t")
-        at = static_cast("const char*", v.inputs[len(self.places.graph.inputs)])
-        read = [self.places.of(x)[0], sum_of([at, *self._before(self.run)])]
-        read = [_pointer(each) for each in read]
-        read += [v.nullptr if arg is None else _pointer(self.places.of(arg)[0]) for arg in made.operands]
+        tensors, rows, free = f"tensors_{made.name}", f"rows_{made.name}", made.kind.rows != 0
+        if free:
+            yield Let(rows, expression(made.kind.rows), "size_t")
+        x, given = made.node.args[0], static_cast("const char*", v.inputs[len(self.places.graph.inputs)])
+        read = [self.places.of(x)[0], sum_of([given, *self._before(self.run)])]
+        read += [v.nullptr if arg is ABSENT else self.places.of(arg)[0] for arg in made.operands]
+        read = [
+            each if each == v.nullptr else v["const_cast<void*>"](static_cast("const void*", each)) for each in read
+        ]
         count, bytes, _ = made.kind.first
         key = x, made.kind.first
-        known = key in digits
-        if bytes and not known:
+        fresh = bool(bytes) and key not in digits
+        if fresh:
             digits[key] = self.places.room(dim_product((count, bytes)))
-        read += [self.places.of(made.node)[0], v[f"&{rows}"] if made.rows != 0 else v.nullptr]
-        yield Let(tensors, expression([*read, digits.get(key, v.nullptr)]), "void*")
-        if bytes and not known:
+        read += [self.places.of(made.node)[0], v[f"&{rows}"] if free else v.nullptr, digits.get(key, v.nullptr)]
+        yield Let(tensors, expression(read), "void*")
+        if fresh:
             yield v.run(f"{made.name}::digits", count, tensors, "parallel_for", "pool")
 
     def _before(self, count: int) -> list[Expression]:
@@ -246,10 +242,6 @@ class PreparedCalls:
         parameters = "const void** inputs", "void* prepared"
         prepare = ProgramFunction(f"{name}_prepare", parameters, (Scope(tuple(calls), True),), 'extern "C" void')
         return Let(f"{name}_prepared", said, 'extern "C" const size_t'), prepare
-
-
-def _pointer(place: Expression) -> Expression:
-    return v["const_cast<void*>"](static_cast("const void*", place))
 
 
 def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunction]:

@@ -29,8 +29,8 @@ from taso_mirage.emit.statements import (
 )
 
 INDENT = "  "
-BINDS = {**RANKS, "&": 0, "choice": -1}
-"""How strongly operators bind in C++; "&" stands between conditions."""
+BINDS = {op: rank for op, rank in RANKS.items() if op != "//"} | {"&": 0, "choice": -1}
+"""How strongly operators bind in C++; "&" stands between conditions, and `//` begins a comment."""
 
 
 def static_cast(dtype: str, value: ExpressionLike) -> Expression:
@@ -39,11 +39,11 @@ def static_cast(dtype: str, value: ExpressionLike) -> Expression:
 
 
 def function_text(made: ProgramFunction) -> str:
-    """The text of a function; one of a single statement is on one line."""
+    """The text of a function; one of a single line is on that line."""
     head = f"{made.decoration} {made.name}({', '.join(map(str, made.parameters))})"
     comment = [f"// {made.why}"] if made.why else []
     inner = list(lines(made.body))
-    whole = [f"{head} {{ {inner[0]} }}"] if len(made.body) == 1 else _braced(head, inner)
+    whole = [f"{head} {{ {inner[0]} }}"] if len(inner) == 1 else _braced(head, inner)
     return "\n".join([*comment, *whole])
 
 
@@ -57,8 +57,11 @@ def lines(statements: Iterable[Statement]) -> Iterator[str]:
 
 def _statement(each: Statement) -> Iterator[str]:
     match each:
+        case Let(name, Expression("call", (Expression(_, (), "array"), size)), type):
+            yield f"{type} {name}[{expression_text(size)}];"
         case Let(name, value, type, op):
-            yield _let(f"{type} {name}".lstrip(), value, op)
+            many = {"list": "[]"}.get(value.op, "")
+            yield f"{type} {name}{many} {op} {expression_text(value)};".lstrip()
         case Expression("call", (Expression("own", (), "store"), place, value)):
             yield f"{expression_text(place)} = {expression_text(value)};"
         case Expression():
@@ -80,15 +83,6 @@ def _statement(each: Statement) -> Iterator[str]:
         case Scope(body, line):
             inner = lines(body)
             yield from [" ".join(inner)] if line else ["{", *(INDENT + each for each in inner), "}"]
-
-
-def _let(name: str, value: Expression, op: str) -> str:
-    match value:
-        case Expression("list"):
-            return f"{name}[] {op} {expression_text(value)};"
-        case Expression("call", (Expression(_, (), "array"), count)):
-            return f"{name}[{expression_text(count)}];"
-    return f"{name} {op} {expression_text(value)};"
 
 
 def _headed(head: str, body: Sequence[Statement], short: bool = True) -> Iterable[str]:

@@ -113,8 +113,8 @@ def _sides(block: TritonBlock, scores: Node) -> tuple[Operand, Operand]:
     sides.sort(key=lambda each: result[-1] in each.letters)
     queries, keys = sides
     demand(result[-2] in queries.letters and result[-1] in keys.letters, "scores of other dims than queries and keys")
-    demand(block.stage[queries.leaf] is LoopPhase.INVARIANT, "queries that the loop cuts")
-    demand(block.stage[keys.leaf] is LoopPhase.LOOP, "keys that the loop does not cut")
+    demand(block.term.stage[queries.leaf] is LoopPhase.INVARIANT, "queries that the loop cuts")
+    demand(block.term.stage[keys.leaf] is LoopPhase.LOOP, "keys that the loop does not cut")
     (width,) = {*keys.letters} & {*queries.letters} - {*result}
     for each in sides:
         own = each.letters.index(width)
@@ -139,7 +139,7 @@ def _values(block: TritonBlock, product: Node, weights: Node, scores: Node) -> N
     demand(weights in product.args, "a product of something else than the exponentials")
     i = 1 - product.args.index(weights)
     values, own = product.args[i], letters[i]
-    demand(not values.args and block.stage[values] is LoopPhase.LOOP, "values that are no operand of the loop")
+    demand(not values.args and block.term.stage[values] is LoopPhase.LOOP, "values that are no operand of the loop")
     _, of_scores = letters_of(scores)
     demand(own[-1] == result[-1] and own[-2] == letters[1 - i][-1], "values whose rows are no keys")
     demand(len(of_scores) == len(result), "a product of other dims")

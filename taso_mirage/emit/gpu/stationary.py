@@ -24,11 +24,11 @@ from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.forms import own_names, reserved_names
 from taso_mirage.emit.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, not_specialized
 from taso_mirage.emit.gpu.shifted import ShiftedBlock
-from taso_mirage.emit.gpu.stationary_sizes import CHUNK, ROWS, WARP, WIDTHS, fitting_sizes
+from taso_mirage.emit.gpu.stationary_sizes import COPIED, ROWS, WARP, WIDTHS, stationary_sizes
 from taso_mirage.emit.gpu.stationary_text import (
-    FUNCTIONS,
     MOVED,
     ROUNDED_TILES,
+    STATIONARY_FUNCTIONS,
 )
 from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import (
@@ -37,7 +37,7 @@ from taso_mirage.emit.statements import (
     Parameter,
     ProgramFunction,
     Statement,
-    constant,
+    compile_time,
     every,
     expression,
     group,
@@ -60,7 +60,7 @@ BEYOND = -(1 << 30)
 
 
 class StationaryBlock:
-    """The functions of one convolution. Raises Unsupported as `fitting_sizes` does."""
+    """The functions of one convolution. Raises Unsupported as `stationary_sizes` does."""
 
     body: Sequence[Node] = ()
     specialized = True
@@ -72,7 +72,7 @@ class StationaryBlock:
         self.operands = ["x", "w", *self.others, "result"]
         self.epilogue = Epilogue(self.node, self.others, channels_last=True)
         self.taken: frozenset[str] | None = reserved_names()
-        self.sizes = fitting_sizes(block, self._live())
+        self.sizes = stationary_sizes(block, self._live())
         self.taken = None
         self.taken = reserved_names() | own_names(self.source())
 
@@ -119,7 +119,7 @@ class StationaryBlock:
         shifts = {shift for phase in sizes.shifts for _, shift in phase if shift}
         moved = [each for shift in sorted(shifts) for each in _moved(self.name, shift)]
         *functions, kernel = quoted(
-            FUNCTIONS.replace("KERNEL", self.name),
+            STATIONARY_FUNCTIONS.replace("KERNEL", self.name),
             **{"form": self, "s": sizes, "deep": sizes.deep, "high": high, "row": sizes.row, "v": v},
             **{"OPERANDS": self.operands, "SUMS": self.sums, "beyond": BEYOND, "registers": REGISTERS},
             top=v.top if high.transposed else v.top * high.stride - high.pad,
@@ -147,19 +147,19 @@ class StationaryBlock:
         a loaded tile (channels, positions), of sums by position, and of a stored tile (positions of
         all phases, columns)."""
         width, depth, phases = self.sizes.width, self.sizes.depth, self.sizes.row.phases.bit_length() - 1
-        yield constant("MMA", tl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 8]))
-        yield constant("DOT", tl.DotOperandLayout(0, "MMA", 1))
-        yield constant("COPIED", tl.BlockedLayout([1, 1, 4], [1, 32, 1], [4, 1, 1], [2, 1, 0]))
+        yield compile_time("MMA", tl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 8]))
+        yield compile_time("DOT", tl.DotOperandLayout(0, "MMA", 1))
+        yield compile_time("COPIED", tl.BlockedLayout([1, 1, 4], [1, 32, 1], [4, 1, 1], [2, 1, 0]))
         registers = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, depth.bit_length() - 1))]
         lanes = [[1, 0], [2, 0], [0, 4], [0, 8], [0, 16]]
         layout = tl.DistributedLinearLayout
-        yield constant("LOADED", layout(registers, lanes, [[0, 32], [0, 64]], [], [depth, ROWS]))
+        yield compile_time("LOADED", layout(registers, lanes, [[0, 32], [0, 64]], [], [depth, ROWS]))
         registers = [[1, 0], [2, 0], [0, 1], *([0, 1 << i] for i in range(3, width.bit_length() - 1))]
         lanes = [[0, 2], [0, 4], [4, 0], [8, 0], [16, 0]]
-        yield constant("SUMMED", layout(registers, lanes, [[32, 0], [64, 0]], [], [ROWS, width]))
+        yield compile_time("SUMMED", layout(registers, lanes, [[32, 0], [64, 0]], [], [ROWS, width]))
         registers = [[0, 1 << i] for i in range(width.bit_length() - 1)] + [[32 << i, 0] for i in range(phases)]
         lanes, warps = [[1 << i, 0] for i in range(5)], [[32 << phases, 0], [64 << phases, 0]]
-        yield constant("STORED", layout(registers, lanes, warps, [], [ROWS << phases, width]))
+        yield compile_time("STORED", layout(registers, lanes, warps, [], [ROWS << phases, width]))
 
     def element(self) -> Expression:
         """The tile of the weights of a step, among those of one element of a row."""
@@ -265,10 +265,10 @@ class StationaryBlock:
 def _moved(name: str, shift: int) -> list[ProgramFunction]:
     """A function of sums by position: those of positions further on, where a warp has them."""
     moves = []
-    for i in range(CHUNK):
-        lanes, register = divmod(i + shift, CHUNK)
-        source = f"${CHUNK + register}"
+    for i in range(COPIED):
+        lanes, register = divmod(i + shift, COPIED)
+        source = f"${COPIED + register}"
         moves.append(
-            f"shfl.sync.down.b32 ${i}, {source}, {CHUNK * lanes}, 31, -1;" if lanes else f"mov.b32 ${i}, {source};"
+            f"shfl.sync.down.b32 ${i}, {source}, {COPIED * lanes}, 31, -1;" if lanes else f"mov.b32 ${i}, {source};"
         )
     return quoted(MOVED.replace("KERNEL", name).replace("SHIFT", str(shift)), moves=f'"{" ".join(moves)}"')

@@ -11,7 +11,7 @@ from taso_mirage.errors import Unsupported
 
 GROUPS, WARP, ROWS = 2, 32, 128
 """Groups of four warps, positions of a warp, and those of a group."""
-CHUNK = 4
+COPIED = 4
 """Numbers that are copied at once."""
 STEP = 8
 """Channels of a product of the tensor cores."""
@@ -57,12 +57,12 @@ class StationarySizes:
     @property
     def kept(self) -> int:
         """Positions of a warp whose sums are whole."""
-        return WARP - _up(self.reach, CHUNK)
+        return WARP - _up(self.reach, COPIED)
 
     @property
     def gap(self) -> int:
         """Positions before a row, of zeros."""
-        return _up(self.row.origin, CHUNK)
+        return _up(self.row.origin, COPIED)
 
     @property
     def begin(self) -> int:
@@ -75,7 +75,7 @@ class StationarySizes:
         there."""
         end = self.begin + self.row.positions
         last = end + self.reach
-        return _up(max(end, last - self.gap, min(self.row.size + self.gap, last)), CHUNK)
+        return _up(max(end, last - self.gap, min(self.row.size + self.gap, last)), COPIED)
 
     @property
     def tiles(self) -> int:
@@ -121,7 +121,7 @@ class StationarySizes:
     @property
     def vector(self) -> int:
         """Weights that a thread copies at once."""
-        return CHUNK if self.inputs % CHUNK == 0 else 1
+        return COPIED if self.inputs % COPIED == 0 else 1
 
     @property
     def lanes(self) -> list[int]:
@@ -139,7 +139,7 @@ class StationarySizes:
         return self.deep.result * self.high.result * self.row.result
 
 
-def fitting_sizes(block: ShiftedBlock, live: int) -> StationarySizes:
+def stationary_sizes(block: ShiftedBlock, live: int) -> StationarySizes:
     """The sizes with as few parts of the columns as there can be, of which each loads the data;
     `live`: registers of a thread for each column.
 
@@ -149,8 +149,8 @@ def fitting_sizes(block: ShiftedBlock, live: int) -> StationarySizes:
     row, (deep, high), columns = block.row, block.outer, block.columns
     if not row.transposed and row.stride != 1:
         raise Unsupported(f"weights that stay, and a row with stride {row.stride}")
-    if row.size % CHUNK:
-        raise Unsupported(f"rows of {row.size} numbers, not of multiples of {CHUNK}, that are copied at once")
+    if row.size % COPIED:
+        raise Unsupported(f"rows of {row.size} numbers, not of multiples of {COPIED}, that are copied at once")
     if any(each.transposed and (each.dilation != 1 or [] in each.products) for each in block.outer):
         raise Unsupported("weights that stay, and a transposed convolution with dilations beside the row")
     if row.phases not in (1, 2, 4):

@@ -32,7 +32,7 @@ def by_position(x, N: gl.constexpr, LAYOUT: gl.constexpr):
     x = gl.permute(gl.reshape(x, [2, 4, 2, 8, N]), [1, 3, 0, 2, 4])
     return gl.convert_layout(gl.reshape(x, [128, N]), LAYOUT, assert_trivial=True)
 '''
-FUNCTIONS = '''def KERNEL_place(tile):
+STATIONARY_FUNCTIONS = '''def KERNEL_place(tile):
     """Of a tile: its image, plane and phases, and its first position."""
     first = tile % {s.tiles} * {4 * s.kept}
     at = tile // {s.tiles}

@@ -227,6 +227,10 @@ class Tiles(Meaning[Tile]):
         with np.errstate(all="ignore"):
             return bool(fn(*_numbers(xs)) == 0)
 
+    def lane_count(self, x: Tile) -> int:
+        """The elements of a tile in registers."""
+        return math.prod(self.axes_of.lanes(a) for a in x.present)
+
     def roots(self, x: Tile) -> list[int]:
         return [self.axes_of.find(a) for a in x.present]
 

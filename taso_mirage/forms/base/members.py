@@ -1,27 +1,36 @@
-"""The terms of a model that one kernel computes together with a convolution."""
+"""The terms of a model that one kernel computes: one, and those that follow it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from taso_mirage.forms.base.form import IsWanted, Users
 from taso_mirage.ir.terms import Node
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 RECTIFIED = RegionPattern("relu(y)")
+FollowingStep = tuple[RegionPattern, Callable[[Sequence[Node]], bool]]
 
 
-def followed_convolution(
-    node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]
-) -> list[Node]:
-    """A convolution of a model with the sum and the relu that alone read it."""
+def followed(node: Node, users: Users, wanted: IsWanted, steps: Iterable[FollowingStep]) -> list[Node]:
+    """A term of a model with the terms of its type that alone read it, each of a step in turn: its
+    pattern matches, and it takes the other operands."""
     members = [node]
-    for pattern in (ADDED, RECTIFIED):
+    for pattern, takes in steps:
         last = members[-1]
         readers = users(last)
         if wanted(last) or len(readers) != 1 or pattern.match(readers[0]) is None or readers[0].type != node.type:
             continue
-        others = [a for a in readers[0].args if a is not last]
-        if pattern is RECTIFIED or (len(others) == 1 and others[0].type == node.type and not is_weight(others[0])):
+        if takes([a for a in readers[0].args if a is not last]):
             members.append(readers[0])
     return members
+
+
+def followed_convolution(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
+    """A convolution of a model with the sum and the relu that alone read it."""
+
+    def computed(others: Sequence[Node]) -> bool:
+        return len(others) == 1 and others[0].type == node.type and not is_weight(others[0])
+
+    return followed(node, users, wanted, ((ADDED, computed), (RECTIFIED, lambda others: True)))

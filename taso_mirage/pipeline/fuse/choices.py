@@ -1,5 +1,5 @@
-"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused branches,
-now or in a run before, whose records are on disk.
+"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused
+branches, now or in a run before, whose records are on disk.
 
 A record of this user is believed. A record of other origin (`cache import`, a cache that others
 write to) is compared with its goal first.

@@ -1,6 +1,6 @@
-"""A model's operators as terms that kernels take: terms of forms, with weights in the order in which
-they are loaded, and the model as it was where no kernel took one; and operators that hide products,
-taken apart."""
+"""A model's operators as terms that kernels take: terms of forms, with weights in the order in
+which they are loaded, and the model as it was where no kernel took one; and operators that hide
+products, taken apart."""
 
 from __future__ import annotations
 

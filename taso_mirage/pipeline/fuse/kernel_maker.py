@@ -1,5 +1,5 @@
-"""The making of kernels: of each kind of regions the variant whose kernel is the fastest, if that is
-faster alone than the runtime's operators."""
+"""The making of kernels: of each kind of regions the variant whose kernel is the fastest, if that
+is faster alone than the runtime's operators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KernelMaker:
         return found
 
     def searches(self, ready: Workers | None) -> Searches:
-        """The searches for kinds whose kernels do not lie on disk, by processes that are `ready`."""
+        """The searches for kinds whose kernels do not lie on disk; `ready` processes do them."""
         goals: dict[SearchedGoal, None] = {}
         for each in (each for variants in self.kinds.variants.values() for each in variants if self.time.searching):
             with contained(" ".join(each.operators), self.report):

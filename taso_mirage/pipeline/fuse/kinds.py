@@ -16,7 +16,7 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decomposed, with_terms
 from taso_mirage.pipeline.fuse.region_kernels import possible_seconds
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.regions.batches import EqualRegions, equal_regions
+from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of
 from taso_mirage.regions.fragments import RegionSite
@@ -69,7 +69,8 @@ def _proved(goal: Graph, other: ArrangedGoal) -> bool:
 @dataclass(slots=True)
 class Kinds:
     """The `model` that the regions are of, those that may save most first, each with its `places`,
-    its `variants` and the seconds that it may save, and the free dims of regions that are left out."""
+    its `variants` and the seconds that it may save, and the free dims of regions that are left
+    out."""
 
     model: Model
     layout: ModelInTerms | None = None
@@ -94,8 +95,7 @@ def found_kinds(
             made.model = made.layout.model if made.layout else decomposed(model, sizes, prepared)
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):
-        regions = free_regions if backend.free else equal_regions
-        found, made.left_out = regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)
+        found, made.left_out = free_regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)
     for kind, sites in found.items():
         with contained(operators_of(kind.goal), report):
             goal = None if prepared is None or late() else prepared.prepared(kind.goal, sites[0].inputs)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.emit.cpp import SizeRange, generate_all, generate_cpp
-from taso_mirage.emit.cpu.native import NativeKernel, build, empty_aligned
+from taso_mirage.emit.cpu.native_kernel import NativeKernel, build, empty_aligned
 from taso_mirage.emit.cpu.prepared import layout
 from taso_mirage.emit.ranges import ranges
 from taso_mirage.errors import Unsupported

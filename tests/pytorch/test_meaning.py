@@ -47,6 +47,7 @@ def near(found: Any, exact: Any, dtype: str) -> None:
     np.testing.assert_allclose(array(found), exact, rtol=rounding, atol=rounding * largest)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "i"), [each for each in uses() if (each.values[0].name, each.values[1]) not in NONE])
 def test_every_operator_is_what_it_is_in_float64(op: Op, i: int) -> None:
     use = build(op, i)

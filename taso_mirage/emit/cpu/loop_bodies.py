@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.emit.cpu.layouts import product_strides, without_view
-from taso_mirage.emit.cpu.nests import cpp_number
-from taso_mirage.emit.cpu.schedule import Memory, Root
-from taso_mirage.emit.cpu.values import (
+from taso_mirage.emit.cpu.buffer_layouts import product_strides, without_view
+from taso_mirage.emit.cpu.lazy_tensors import (
     LOWEST_FLOAT32,
     Contract,
     CppBuffer,
@@ -23,6 +21,8 @@ from taso_mirage.emit.cpu.values import (
     Reduce,
     Strides,
 )
+from taso_mirage.emit.cpu.loop_schedule import Memory, Root
+from taso_mirage.emit.cpu.nests import cpp_number
 from taso_mirage.emit.statements import Statement, loop, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, loop_phases

@@ -7,10 +7,10 @@ and a value that only such a nest reads stays in a register.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from taso_mirage.emit.cpu.layouts import (
+from taso_mirage.emit.cpu.buffer_layouts import (
     loop_variables,
     offset,
     offset_buffer,
@@ -22,7 +22,7 @@ from taso_mirage.emit.cpu.layouts import (
     without_view,
     without_views,
 )
-from taso_mirage.emit.cpu.values import (
+from taso_mirage.emit.cpu.lazy_tensors import (
     Affine,
     AffineIndex,
     BufferSizes,
@@ -41,6 +41,7 @@ from taso_mirage.emit.cpu.values import (
     shape_axes,
 )
 from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.ir.terms import topological
 from taso_mirage.meanings.functions import ADD, Function
 
 
@@ -142,7 +143,7 @@ class LoopSchedule:
         """Note the values that are worth memory: dear, and with several readers or with a reader
         that has more elements."""
         readers: dict[LoopValue, set[LoopValue]] = {}
-        order = list(self._below(roots))
+        order = topological(roots, self.room.buffers)
         for value in order:
             for arg in value.args:
                 if not isinstance(value, LoopView):
@@ -157,20 +158,6 @@ class LoopSchedule:
             using = readers.get(value, set())
             if len(using) > 1 or any(usual_size(reader.count) > usual_size(value.count) for reader in using):
                 self.kept.add(value)
-
-    def _below(self, roots: Sequence[LoopValue]) -> Iterator[LoopValue]:
-        met: set[LoopValue] = set()
-
-        def visit(value: LoopValue) -> Iterator[LoopValue]:
-            if value in met or value in self.room.buffers:
-                return
-            met.add(value)
-            for arg in value.args:
-                yield from visit(arg)
-            yield value
-
-        for root in roots:
-            yield from visit(root)
 
     def memory(self, value: LoopValue) -> CppBuffer:
         """The value in memory, computed now if it is not yet there."""

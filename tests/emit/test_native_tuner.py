@@ -14,8 +14,8 @@ import pytest
 from scripts import ROOT
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
-from taso_mirage.emit.cpu import tune
-from taso_mirage.emit.cpu.tune import FILE, different, tuned_native
+from taso_mirage.emit.cpu import native_tuner
+from taso_mirage.emit.cpu.native_tuner import FILE, different, tuned_native
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.meanings.reals import EXACT
@@ -87,23 +87,29 @@ def test_large_kernels_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
-    assert tune._quickest([partial(call, 3.0)] * 8, 0.5) == [3.0, *[inf] * 7]
+    monkeypatch.setattr(native_tuner.time, "perf_counter", lambda: now)
+    assert native_tuner._quickest([partial(call, 3.0)] * 8, 0.5) == [3.0, *[inf] * 7]
     assert now == 3.0
-    assert tune._quickest([partial(call, seconds) for seconds in (2**-5, 2**-6, 2**-7)], 0.0) == [2**-5, 2**-6, 2**-7]
+    assert native_tuner._quickest([partial(call, seconds) for seconds in (2**-5, 2**-6, 2**-7)], 0.0) == [
+        2**-5,
+        2**-6,
+        2**-7,
+    ]
 
 
 def test_free_sizes_are_measured_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones always; a program without a turn at later ones has no time there."""
     given: list[list[float]] = []
-    monkeypatch.setattr(tune, "compiled", lambda graphs, *rest: [SimpleNamespace(graph=graph) for graph in graphs])
-    monkeypatch.setattr(tune, "different", list)
-    monkeypatch.setattr(tune, "layout", lambda graph: 0)
-    monkeypatch.setattr(tune, "_calls", lambda made, sizes: [])
-    monkeypatch.setattr(tune, "_quickest", lambda calls, seconds: given.pop(0))
+    monkeypatch.setattr(
+        native_tuner, "compiled", lambda graphs, *rest: [SimpleNamespace(graph=graph) for graph in graphs]
+    )
+    monkeypatch.setattr(native_tuner, "different", list)
+    monkeypatch.setattr(native_tuner, "layout", lambda graph: 0)
+    monkeypatch.setattr(native_tuner, "_calls", lambda made, sizes: [])
+    monkeypatch.setattr(native_tuner, "_quickest", lambda calls, seconds: given.pop(0))
     for first, second, last in (([2.0, 1.0], [1.0, inf], 1), ([2.0, inf], [1.0, 1.0], 0)):
         given[:] = [first, second]
-        assert tune.tuned_ranges([0, 1], 1, [{"n": 8}, {"n": 1}], 1.0) == (last, [])  # type: ignore[list-item]
+        assert native_tuner.tuned_ranges([0, 1], 1, [{"n": 8}, {"n": 1}], 1.0) == (last, [])  # type: ignore[list-item]
 
 
 def test_a_cpu_has_few_blocks_of_any_size() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from taso_mirage.emit.cpu.values import (
+from taso_mirage.emit.cpu.lazy_tensors import (
     Affine,
     AffineIndex,
     BufferSizes,

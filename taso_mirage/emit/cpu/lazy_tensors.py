@@ -2,7 +2,7 @@
 (Halide's algorithm, PLDI'13).
 
 Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
-chosen in `schedule`.
+chosen in `loop_schedule`.
 """
 
 from __future__ import annotations

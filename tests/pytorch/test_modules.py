@@ -181,6 +181,7 @@ def heads(x: Any, mask: Any) -> Any:
     return functional.scaled_dot_product_attention(q, q, q, mask)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [attended, heads])
 @pytest.mark.parametrize("kind", ["truth values", "numbers"])
 def test_rows_of_attention_that_see_nothing_are_zero(function: Callable[..., Any], kind: str) -> None:
@@ -245,6 +246,7 @@ PARTLY: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PARTLY)
 def test_an_operator_that_cannot_be_exported_stays_in_eager_alone(name: str) -> None:
     function, why = PARTLY[name]

@@ -1,0 +1,98 @@
+"""Compiling a program's launches into Triton's cache, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from taso_mirage.emit.compile import load_source
+from taso_mirage.emit.gpu.program import TritonProgram
+from taso_mirage.ir.mugraph import USUAL
+from taso_mirage.system.workers import Workers
+
+Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
+"""Does a `job` in another process (`compilers` makes one); the result is whether the program
+compiles."""
+COMPILERS = 12
+"""Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
+SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
+"""A program that is compiled soon."""
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""The variable that names the assembler, which PyTorch's compiler sets."""
+LIMIT = 10.0
+"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
+
+
+def compilers(count: int) -> Workers:
+    """At most COMPILERS processes that compile programs into Triton's cache."""
+    return Workers(f"{__name__}:{warmed.__name__}", min(count, COMPILERS), LIMIT, ("torch", "triton"))
+
+
+def job(program: TritonProgram) -> dict[str, Any]:
+    """The compiler's job for a program, as JSON."""
+    launches = [
+        [
+            x.name,
+            [program.buffer(b).pointed for b in x.buffers],
+            [[m.shape, m.tile] for m in x.maps],
+            len(x.sizes),
+            x.options,
+        ]
+        for x in program.launches
+    ]
+    return {"source": program.source, "launches": launches, "settings": _settings()}
+
+
+def first_job() -> dict[str, Any]:
+    """A `job` that is small: a process takes seconds for its first one, whatever that is."""
+    return {"source": SMALL, "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]], "settings": _settings()}
+
+
+def _settings() -> dict[str, str]:
+    """The settings in the key of Triton's cache: PyTorch sets some of them when it compiles."""
+    import triton
+
+    found = {name: value for name, value in os.environ.items() if name.startswith("TRITON_") and name != ASSEMBLER}
+    found |= {} if (assembler := _assembler()) is None else {ASSEMBLER: assembler}
+    library = triton.knobs.nvidia.libdevice_path
+    return found | ({} if library is None else {"TRITON_LIBDEVICE_PATH": str(library)})
+
+
+@cache
+def _assembler() -> str | None:
+    """The assembler that keys of this process name: Triton asks for its version once."""
+    return os.environ.get(ASSEMBLER)
+
+
+def warmed(job: Mapping[str, Any]) -> bool:
+    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it
+    can be done."""
+    import torch
+
+    for name in [name for name in os.environ if name.startswith("TRITON_")]:
+        del os.environ[name]
+    os.environ.update(job["settings"])
+    with TemporaryDirectory() as folder:
+        module = load_source(job["source"], Path(folder))
+        for name, dtypes, maps, sizes, options in job["launches"]:
+            types: list[Any] = [getattr(torch, dtype) for dtype in dtypes]
+            for i, (shape, tile) in enumerate(maps):
+                types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
+            try:  # a grid is no part of the compiled code
+                getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
+            except Exception as error:
+                if not is_triton(error):
+                    raise
+                return False
+    return True
+
+
+def is_triton(error: Exception) -> bool:
+    """Whether Triton raised an error: its errors have no common base, and some are plain
+    RuntimeErrors of its passes."""
+    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)
