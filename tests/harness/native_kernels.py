@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from taso_mirage.emit.cpu.native_kernel import FLAGS, NATIVE, NativeKernel
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.cpp import generate_all
+from taso_mirage.emit.cpu.native_kernel import FLAGS, NATIVE, NativeKernel
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret

@@ -357,7 +357,7 @@ def test_the_plugin_in_python_leaves_maps_to_the_library() -> None:
     made = form(False, 64)
     node = cuda_kernel(made.program, images(made.kernels))
     kernel = plugin_kernel("node", node.attributes, [(2, 256, 64), (2, 64, 512), (2, 512, 64)])
-    assert [[x.mapped for x in each.images] for each in kernel.launches] == [[True], [False]]
+    assert [[bool(x.maps) for x in each.images] for each in kernel.launches] == [[True], [False]]
     one = replace(
         kernel,
         launches=(replace(kernel.launches[0], images=(replace(kernel.launches[0].images[0], ptx=True, shared=0),)),),

@@ -11,7 +11,7 @@ import pytest
 from small_models import ops, w
 
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
