@@ -1,9 +1,8 @@
 """The meaning `torch`: tensors of PyTorch in the declared dtypes, so that a model's terms are a
 function that Inductor compiles.
 
-An operator of which PyTorch has an equal becomes that one (`TorchMeaning.own`): windows would have
-many times the elements of their operand, and Inductor knows these operators. All others become
-their definitions.
+An operator that PyTorch has as one is that one (`TorchMeaning.own`): windows would be many times
+the elements that they see, and Inductor knows these operators. All others are their definitions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.functions import ERROR_FUNCTION, NEVER, TRUNCATED_DIVIDE, Function
 
 LARGEST = 1 << 28
-"""The largest number of elements of windows, which may have to be written to memory."""
+"""Elements of windows, at most: they may have to be written."""
 NAMES = {
     "equal": "eq",
     "invert": "bitwise_not",
@@ -31,13 +30,13 @@ NAMES = {
     "right_shift": "bitwise_right_shift",
     "rint": "round",
 }
-"""PyTorch's names of numpy's functions, where they differ."""
+"""PyTorch's names of numpy's functions, where they are others."""
 FUNCTIONS: Mapping[Scalar, Callable[..., Any]] = {
     ERROR_FUNCTION.real: torch.erf,
     NEVER.real: lambda x: torch.zeros_like(x, dtype=torch.bool),
     TRUNCATED_DIVIDE.real: lambda a, b: torch.div(a, b, rounding_mode="trunc"),
 }
-"""Scalar functions that numpy does not have."""
+"""Scalar functions that are none of numpy's."""
 FOLDS: Mapping[Scalar, Callable[[Any, list[int], bool], Any]] = {
     np.add: lambda a, axes, keep: a.sum(axes, keep, dtype=a.dtype),
     np.maximum: torch.amax,
@@ -53,7 +52,7 @@ CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 MEANS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
-"""PyTorch's functions by the number of axes along which windows slide, from 1 on."""
+"""By the number of axes that windows slide over, from 1 on."""
 
 
 # ------------------------------------------------------------ operators that PyTorch has
@@ -79,8 +78,7 @@ def _conv_transpose(
     output_padding: Any,
     group: int = 1,
 ) -> Any:
-    """PyTorch's transposed convolution. Pads that it does not have are cut from the whole result,
-    or are zeros around it."""
+    """Pads that PyTorch does not have cut the whole result, or are zeros around it."""
     n = len(strides)
     call = TRANSPOSED[n - 1]
     largest = map(max, zip(strides, dilations, strict=True))
@@ -116,13 +114,13 @@ def _average_pool(
 
 
 def _is_same(pads: Sequence[int]) -> bool:
-    """Whether both ends of each axis have the same pad, and nothing is cut off."""
+    """Whether both ends of each axis have the same, and nothing is cut off."""
     n = len(pads) // 2
     return tuple(pads[:n]) == tuple(pads[n:]) and min(pads) >= 0
 
 
 def _is_within(pads: Sequence[int], kernel: Sequence[int]) -> bool:
-    """Whether PyTorch's pools accept these pads: half of a window at most."""
+    """Whether pools of PyTorch take these: half of a window, at most."""
     return _is_same(pads) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
 
 
@@ -132,7 +130,7 @@ def _padded(xp: TorchMeaning, x: Any, pads: Sequence[int], value: float = 0) -> 
 
 
 def _reduce_mean(xp: TorchMeaning, x: Any, *, axes: Any, keepdims: int = 1) -> Any:
-    """PyTorch's mean: a sum in half precision may overflow where the mean does not."""
+    """A sum in half precision may overflow where its mean does not."""
     return x.mean(list(axes), bool(keepdims)) if x.is_floating_point() and axes else NotImplemented
 
 
@@ -287,8 +285,7 @@ def _function(fn: Scalar) -> Callable[..., Any]:
 
 
 def _is_product(left: str, right: str, result: str) -> bool:
-    """Whether an einsum is a product of matrices like PyTorch's, with batches aligned at the
-    right."""
+    """Whether it is a product of matrices as PyTorch has it, batches aligned at the right."""
     if min(len(left), len(right)) < 2:
         return False
     short, long = sorted((left[:-2], right[:-2]), key=len)
@@ -306,7 +303,7 @@ def is_uniform(array: Any) -> bool:
 def torch_dtype(name: str) -> Any:
     """PyTorch's dtype of that name.
 
-    Raises Unsupported if there is none.
+    Raises Unsupported where there is none.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
