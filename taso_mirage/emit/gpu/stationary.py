@@ -2,14 +2,15 @@
 rounded to TF32.
 
 One block for each processor loads the weights of its columns once (weight-stationary: Chen et al.,
-Eyeriss, ISCA 2016, section IV). Two groups of four warps then have tiles of positions in turn, each
-a ring of its own: a group waits for no other. A tile is 16 bytes of a row at a time, because rows
-begin at multiples of 16 bytes here: the padding of a row lies between it and the next one.
+Eyeriss, ISCA 2016, section IV). Two groups of four warps then compute tiles of positions in turn,
+each with a ring of its own, so no group waits for the other. A tile is copied in pieces of 16 bytes
+of a row, because rows begin at multiples of 16 bytes here: the padding of a row is between it and
+the next one.
 
 Products are of a tile's positions, so tensor cores take the data from registers, along the sum, and
 four neighbouring positions are four registers of a thread. A shift is then another name for a
-register, or a number of the next lane; of a warp's 32 positions those whose sums would be another
-warp's are loaded there, too.
+register, or a number of the next lane. Positions whose sums would belong to another warp are loaded
+by that warp, too.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
-"""Functions that take registers beside an element and its result; MANY of them need one more."""
+"""Functions that need registers beside those of an element and its result; MANY of them need one
+more."""
 REGISTERS = 240
-"""Registers of a thread of the second group; the first has no fewer."""
+"""Registers of a thread of the second group; the first group has at least as many."""
 BEYOND = -(1 << 30)
-"""The row for positions beside the image: none."""
+"""The row of positions beside the image, where there is none."""
 
 
 class StationaryBlock:
@@ -139,7 +141,7 @@ class StationaryBlock:
 
     @property
     def tokens(self) -> list[str]:
-        """The names of the products on their way."""
+        """The names of the products that are not finished."""
         return [f"token_{j}" for j in range(self.sizes.sums)]
 
     def layouts(self) -> Iterator[Statement]:
@@ -176,7 +178,7 @@ class StationaryBlock:
         return [let(each, tl.zeros([ROWS, self.sizes.width], tl.float32, "MMA")) for each in self.sums]
 
     def products(self) -> Iterator[Statement]:
-        """The products of a step, which add to the sums."""
+        """The products of a step, which are added to the sums."""
         for j, (each, token) in enumerate(zip(self.sums, self.tokens, strict=True)):
             at = expression(j * (self.sizes.elements // self.sizes.sums)) + "place_w" if j else v.place_w
             weights = v.weights.index(at).permute((1, 0))
@@ -207,7 +209,7 @@ class StationaryBlock:
         yield tl.store(v.result + v.own_image + v.place_y, v.result_tile, v.kept)
 
     def _places_of_results(self) -> Iterator[Statement]:
-        """Where the results of a tile are, and which of them are whole and in the image."""
+        """The places of a tile's results, and which results are complete and in the image."""
         sizes, deep, high, row = self.sizes, self.sizes.deep, self.sizes.high, self.sizes.row
         yield let("index", tl.arange(0, ROWS * row.phases, tl.SliceLayout(1, "STORED")))
         yield let("column", v.columns + tl.arange(0, sizes.width, tl.SliceLayout(0, "STORED")))
@@ -229,11 +231,11 @@ class StationaryBlock:
         yield let("own_image", v.own_image * (sizes.columns * sizes.volume_y))
 
     def _inside(self) -> list[Expression]:
-        """The condition for columns, where a part has others."""
+        """The condition for columns, if parts differ in them."""
         return [v.column < self.sizes.columns] if self.sizes.columns % self.sizes.width else []
 
     def _joined(self) -> Expression:
-        """The results of all phases, each beside that of the next one."""
+        """The results of all phases, each beside the next one's."""
         count = self.sizes.row.phases
         pairs = [v[f"phase_{i}"] for i in range(count)]
         while len(pairs) > 1:  # the last dim that is joined is that of neighbours
@@ -244,7 +246,7 @@ class StationaryBlock:
         return pairs[0] if count == 1 else whole
 
     def _following(self, name: str, count: int) -> Iterator[Statement]:
-        """The epilogue, on so many positions by columns."""
+        """The epilogue on so many positions by columns."""
         return self.epilogue.statements(name, (count, self.sizes.width), self.taken)
 
     def _of_channels(self, name: str) -> Statement:
@@ -254,7 +256,7 @@ class StationaryBlock:
         return let(f"{name}_tile", tl.load(v[name] + v.own_image + v.place_y, v.kept))
 
     def explained(self) -> list[str]:
-        """Why the functions are as they are."""
+        """The reasons for the form of the functions."""
         return [
             f"a block for each processor keeps the weights of {self.sizes.width} columns in shared memory; two groups "
             f"of four warps have tiles of {4 * self.sizes.kept} positions in turn.",
@@ -263,7 +265,7 @@ class StationaryBlock:
 
 
 def _moved(name: str, shift: int) -> list[ProgramFunction]:
-    """A function of sums by position: those of positions further on, where a warp has them."""
+    """A function that shifts sums by positions, as far as a warp has them."""
     moves = []
     for i in range(COPIED):
         lanes, register = divmod(i + shift, COPIED)
