@@ -1,7 +1,7 @@
-"""The meaning whose values are lazy tensors: each element of a result, before any loop is chosen
+"""The meaning that makes lazy tensors: each element of a result, before any loop is chosen
 (Halide's algorithm, PLDI'13).
 
-An operator that only moves elements computes nothing: a `LoopView` changes indices. Loops are
+Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
 chosen in `loop_schedule`.
 """
 
@@ -30,7 +30,7 @@ BufferSizes = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """An affine index: constant + the sum of coefficient * variable."""
+    """constant + the sum of coefficient * variable."""
 
     constant: Dim = 0
     terms: tuple[tuple[str, Dim], ...] = ()
@@ -98,13 +98,13 @@ class LoopConstant(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class LoopIota(LoopValue):
-    """The numbers 0, 1, ..., n-1."""
+    """0, 1, ..., n-1."""
 
 
 @dataclass(eq=False, slots=True)
 class Map(LoopValue):
-    """The function `fn` of the elements at the same index; operands have the shape of the result,
-    or are numbers."""
+    """`fn` of the elements at the same index; operands have the shape of the result, or are
+    numbers."""
 
     fn: Function
 
@@ -128,7 +128,7 @@ class LoopView(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Flat(LoopValue):
-    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to be in
+    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in
     memory."""
 
 
@@ -153,7 +153,7 @@ class Reduce(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Contract(LoopValue):
-    """The einsum of two operands; `letters` are those of both and of the result."""
+    """einsum of two operands; `letters` are those of both and of the result."""
 
     letters: tuple[str, str, str]
 
@@ -170,7 +170,7 @@ _CONVERSIONS = {
 
 @dataclass
 class LazyMeaning(Meaning[LoopValue]):
-    """The meaning whose values are lazy tensors, with all floats in fp32.
+    """Values are lazy tensors, all floats in fp32.
 
     `tables` collects constants that are no scalars, by their C++ name.
     """
@@ -333,7 +333,7 @@ class LazyMeaning(Meaning[LoopValue]):
 
 @cache
 def _conversion(dtype: str) -> Function:
-    """The function that converts an element to a dtype."""
+    """The conversion of an element to a dtype, as a function."""
     kind = "float" if is_float(dtype) else dtype
     return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
 
@@ -348,7 +348,7 @@ def _retyped(a: LoopValue, dtype: str) -> LoopValue:
 
 
 def _own_axes(shape: BufferSizes) -> tuple[Axis, ...]:
-    """The axes of a view whose index is the operand's."""
+    """The axes of a view in which each index is that of the operand."""
     return tuple([(0, ((i, 1),)) for i in range(len(shape))])
 
 
@@ -358,7 +358,7 @@ def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
 
 
 def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
-    """A view of `a`; if `a` is a view, a view of its base. Axes of size 1 have the index 0."""
+    """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     made = LoopView(a.dtype, shape, tuple(axes), args=(a,))
     if not isinstance(a, LoopView):
@@ -369,7 +369,8 @@ def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
 
 
 def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
-    """A reshape as a view, if each of its axes is a part of one axis; None if it merges axes."""
+    """The view that a reshape is, where each of its axes is a part of one axis; None where it
+    merges axes."""
     groups = gathered(want, have)
     if groups is None:
         return None
@@ -377,7 +378,7 @@ def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
 
 
 def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:
-    """The quotient x / y for x * (1 / y), if both have all elements: it has one rounding less."""
+    """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
         if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
             one, below = over.args

@@ -1,4 +1,4 @@
-"""Comparisons of two whole models, one of them with kernels, in interleaved runs."""
+"""Interleaved runs of two whole models, one of them with kernels."""
 
 from __future__ import annotations
 
@@ -28,36 +28,35 @@ SLOWER_ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Comparisons of models at sets of sizes, each in so many seconds. `feeds` are the inputs of
-    each set, the shares its weights; the load of the machine decides the clock."""
+    """Comparisons of models at sets of sizes, whose inputs `feeds` are and which the shares weigh,
+    each in so many seconds, by the clock that the load asks for."""
 
     target: Target
     feeds: Sequence[Arrays]
     shares: Sequence[float]
     seconds: float
     held: list[Session] = field(default_factory=list)
-    """The original's session of the last comparison, for the next one."""
+    """The original's session of the last comparison: the next one has it, too."""
 
     def clock(self) -> Target:
-        """The target for new sessions, by the load of the machine, which is looked at every few
+        """The target that sessions are to be opened on now: a look at the load holds for some
         seconds."""
         return self.target if self.target.serial is None else observed_load(FRESH).clock(self.target)
 
     def opened(self, model: Model) -> Session:
-        """A session that is measured by that clock."""
+        """A session by that clock."""
         return runtime.open_in_child(model, self.clock())
 
     def short(self, before: Session, after: Session) -> Timing:
-        """A short comparison, and a longer one if the short one does not decide which is faster."""
+        """A first look, and a longer one where that leaves it open which is faster."""
         first = self._timed(before, after, self.seconds / 8)
         return first if first.verdict is not Verdict.UNDECIDED else self._timed(before, after, self.seconds / 2)
 
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
-        """The comparison of the original with another model; `opened` are sessions on both, by the
-        wall clock.
+        """The original against another model; `opened` are sessions on both by the wall.
 
-        If no verdict is clear, runs of new sessions count as well while there is `more` time, as
-        luck lasts as long as a session. The opened sessions are used first.
+        Where no verdict is clear, runs of new sessions count as well while there is `more` time, as
+        luck lasts as long as a session. The first ones are those that are there.
         """
         clock, looks = self.clock(), list[Timing]()
         sessions = opened if clock == self.target else _both(original, model, clock, anew=False)
@@ -84,8 +83,8 @@ class Comparisons:
 
 
 def said_elsewhere(as_fast: bool, ratio: float) -> str:
-    """The line about a model without the library of its kernels, which is so many times as fast as
-    the original."""
+    """The line on a model without the library of its kernels, which is so many times as fast as the
+    original."""
     return (ELSEWHERE if as_fast else SLOWER_ELSEWHERE).format(ratio)
 
 
