@@ -336,9 +336,9 @@ def test_weights_are_turned_when_they_are_read() -> None:
 
 
 def test_a_late_look_for_regions_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kinds.found_kinds(block(), {}, GPU, lambda: False, raising).places
+    assert kinds.find_kinds(block(), {}, GPU, lambda: False, raising).places
     monkeypatch.setattr(kinds, "with_terms", raising)
-    assert not kinds.found_kinds(block(), {}, GPU, lambda: True, raising).places
+    assert not kinds.find_kinds(block(), {}, GPU, lambda: True, raising).places
 
 
 def raising(*_: object) -> None:

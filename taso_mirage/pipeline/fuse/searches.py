@@ -41,7 +41,7 @@ def searchers(count: int, seconds: float) -> Workers | None:
     """Processes that will search; None where there are few cores. Each search may take so many
     seconds. To be started at once: each takes seconds to import its modules (`start` with an empty
     job)."""
-    return Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
+    return Workers(f"{__name__}:{search_goal.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
 
 
 class Searches:
@@ -62,7 +62,7 @@ class Searches:
         several = count and len(goals) > HERE
         self.workers = ready if several else None
         if several and ready is None:
-            self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE)
+            self.workers = Workers(f"{__name__}:{search_goal.__name__}", count, seconds + LATE)
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[SearchedGoal, Future[Any]] = {}
         if self.workers is None:
@@ -94,7 +94,7 @@ class Searches:
             self.workers.close()
 
 
-def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+def search_goal(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
     """The muGraphs found for the goal of a job, run in a process of its own; the text of an error
     that is not a TasoMirageError. An empty job reads the operators, as the first search does."""
     if not job:
