@@ -17,7 +17,7 @@ STEPS = 6_000
 UNDERIVED = 10**6
 CUT = 5
 """The largest number of classes that one kernel may pass to the next."""
-Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
+_Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 
 
@@ -123,7 +123,7 @@ def _derived(edges: Sequence[Sequence[DerivationEdge]], allowed: Callable[[int, 
     return found
 
 
-def choices(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice]:
+def derivation_choices(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
     """Consistent choices of derivations, short ones first: a best-first search by the cost of the
     choices plus the smallest cost of each waiting class. Shared classes are counted several times,
     so the order is only approximately that of the lengths."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from taso_mirage.mugraph.closure import Closure
-from taso_mirage.mugraph.derivation_space import Space, choices, cluster_space, space
+from taso_mirage.mugraph.derivation_space import Space, cluster_space, derivation_choices, space
 from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan, PlannedKernel, cuts_all, labels_of, loops
 
@@ -39,7 +39,7 @@ def bodies(
     closure = space.closure
     found = [_varied(space, targets, limit, whole, cut)]
     for loop in () if space.stored else _reduced(closure, targets):
-        looped = (_body(space, targets, *each) for each in choices(space.looped(loop), targets, whole))
+        looped = (_body(space, targets, *each) for each in derivation_choices(space.looped(loop), targets, whole))
         found.append(islice((body for body in looped if cuts_all(body, closure, cut)), LOOPED))
     return list(dict.fromkeys(chain(*found)))
 
@@ -56,7 +56,7 @@ def _body(
 def _varied(space: Space, targets: Sequence[int], limit: int, whole: int, cut: frozenset[str]) -> Iterator[KernelBody]:
     """`limit` bodies, some for each set of classes that earlier kernels store."""
     counts: Counter[tuple[int, ...]] = Counter()
-    for chosen, leaves in choices(space, targets, whole):
+    for chosen, leaves in derivation_choices(space, targets, whole):
         if leaves and counts[leaves] == ALIKE:
             continue
         body = _body(space, targets, chosen, leaves)
