@@ -40,11 +40,6 @@ def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]
     return value, index
 
 
-def without_view(value: LoopValue) -> LoopValue:
-    """The value under a view; a value that is no view itself."""
-    return value.arg if isinstance(value, LoopView) else value
-
-
 def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
     """The place of a value; before it is computed, its later place without a name."""
     axes = shape_axes(value.shape)

@@ -15,7 +15,6 @@ from taso_mirage.emit.cpu.buffer_layouts import (
     product_strides,
     strip,
     unmerged,
-    without_view,
     without_views,
 )
 from taso_mirage.emit.cpu.lazy_tensors import (
@@ -33,6 +32,7 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     Map,
     Reduce,
     Strides,
+    base_value,
     contiguous,
     shape_axes,
 )
@@ -143,11 +143,11 @@ class LoopSchedule:
         for value in order:
             for arg in value.args:
                 if not isinstance(value, LoopView):
-                    readers.setdefault(without_view(arg), set()).add(value)
+                    readers.setdefault(base_value(arg), set()).add(value)
         dear: set[LoopValue] = set()
         for value in order:
             if isinstance(value, Map):
-                inner = [without_view(arg) for arg in value.args]
+                inner = [base_value(arg) for arg in value.args]
                 if value.fn.dear or any(a in dear and a.count == value.count for a in inner):
                     dear.add(value)
         for value in dear:
