@@ -40,12 +40,17 @@ def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]
     return value, index
 
 
-def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
-    """The place of a value; before it is computed, its later place without a name."""
+def in_memory(value: LoopValue) -> tuple[LoopValue, AffineIndex]:
+    """The value whose memory has the elements of another, and the index in it by variables "0",
+    "1"...; numbers and positions have no memory, so a view of them is stored itself."""
     axes = shape_axes(value.shape)
     inner, index = strip(value, axes)
-    if isinstance(inner, (LoopConstant, LoopIota)):
-        inner, index = value, axes
+    return (value, axes) if isinstance(inner, (LoopConstant, LoopIota)) else (inner, index)
+
+
+def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
+    """The place of a value; before it is computed, its later place without a name."""
+    inner, index = in_memory(value)
     if isinstance(inner, CppBuffer):
         return inner.viewed(index, value.shape)
     strides = product_strides(inner, buffers) if isinstance(inner, Contract) else contiguous(inner.shape)

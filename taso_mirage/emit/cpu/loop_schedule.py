@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.buffer_layouts import (
+    in_memory,
     loop_variables,
     product_strides,
     strip,
@@ -34,7 +35,6 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     Strides,
     base_value,
     contiguous,
-    shape_axes,
 )
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import topological
@@ -179,10 +179,7 @@ class LoopSchedule:
 
     def address(self, value: LoopValue) -> CppBuffer:
         """The memory of a value's elements, as a buffer of its shape."""
-        axes = shape_axes(value.shape)
-        inner, index = strip(value, axes)
-        if isinstance(inner, (LoopConstant, LoopIota)):
-            inner, index = value, axes
+        inner, index = in_memory(value)
         buffer = self._flat(inner) if isinstance(inner, Flat) else self.memory(inner)
         return buffer.viewed(index, value.shape)
 
