@@ -42,5 +42,5 @@ def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
     if example_inputs is None:
         raise InvalidOption("a torch.nn.Module needs example_inputs: a tensor, a tuple, or a mapping")
     return_result = options.pop("return_result", False)
-    found = import_module("taso_mirage.torch.modules").optimized(model, example_inputs, **options)
+    found = import_module("taso_mirage.torch.modules").optimize_module(model, example_inputs, **options)
     return (found, found.results) if return_result else found

@@ -29,7 +29,7 @@ from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_t
 from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
 from taso_mirage.forms.base.members import followed_convolution
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size

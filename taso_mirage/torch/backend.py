@@ -26,7 +26,7 @@ from taso_mirage.torch.functionalization import (
 )
 from taso_mirage.torch.program import Program, TooRounded, TooSlow
 from taso_mirage.torch.random_ops import random_state, restore_random_state, split_random
-from taso_mirage.torch.ways import COMPOSED, EAGER, INDUCTOR, OURS, Fallback, Way, checked_fallback, in_pieces
+from taso_mirage.torch.ways import COMPOSED, EAGER, INDUCTOR, OURS, Fallback, Way, check_fallback, in_pieces
 
 GIVEN = frozenset("began command elsewhere output target shape inputs report certificate trace trust_kernels".split())
 """Options of `optimize` that the backend gives, or that name one file where there may be many
@@ -53,15 +53,15 @@ def backend(
     """
     if mode is not None:
         raise InvalidOption(f"mode={mode!r}: taso_mirage has no modes; give options, as options={{'budget': 30}}")
-    return CapturedGraph(captured, checked_options(options or {}))
+    return CapturedGraph(captured, check_options(options or {}))
 
 
-def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, if `optimize` has them, or `fallback`, with the values that their effort sets.
 
     Raises InvalidOption.
     """
-    checked_fallback(options)
+    check_fallback(options)
     known = sorted({*Options.__dataclass_fields__, FALLBACK} - GIVEN)
     for name in options:
         if name not in known:
@@ -82,7 +82,7 @@ class CapturedGraph:
         self._trained = not piece and is_trained(captured)
         self._drawn = split_random(captured)
         self._way = None if self._stays else Way(OURS, operations(captured))
-        self._fallback = Fallback(self._drawn.rest, checked_fallback(options))
+        self._fallback = Fallback(self._drawn.rest, check_fallback(options))
 
     def __call__(self, *arguments: Any) -> Any:
         if self._trained:
@@ -91,7 +91,7 @@ class CapturedGraph:
             state = None if self._drawn.draws is None else random_state(torch.cuda.is_initialized())
             given = self._drawn.arguments(arguments)
             try:
-                return self._computed(given)
+                return self._compute(given)
             except Unsupported as refused:
                 with COMPILING:
                     if not self._stays:
@@ -113,7 +113,7 @@ class CapturedGraph:
         named."""
         return [*([] if self._way is None else [self._way]), *(way for piece in self._pieces for way in piece.ways)]
 
-    def _computed(self, given: Sequence[Any]) -> Any:
+    def _compute(self, given: Sequence[Any]) -> Any:
         try:
             return self._program(given)(given)
         except TooRounded:
@@ -121,11 +121,11 @@ class CapturedGraph:
             return self._program(given)(given)
 
     def _program(self, arguments: Sequence[Any]) -> Program:
-        found = self._known(arguments)
+        found = self._find(arguments)
         if found is not None:
             return found
         with COMPILING:
-            found = self._known(arguments)  # another thread may have made it
+            found = self._find(arguments)  # another thread may have made it
             if found is not None:
                 return found
             if self._stays:
@@ -149,7 +149,7 @@ class CapturedGraph:
         if found is not None:
             raise TooSlow(f"it takes {found:.2f} times as long here as Inductor's code", made.results)
 
-    def _known(self, arguments: Sequence[Any]) -> Program | None:
+    def _find(self, arguments: Sequence[Any]) -> Program | None:
         """The program for these arguments, if there is one."""
         fitting = (program for program in self._programs if program.holds(arguments) and not program.stale())
         return next(fitting, None)
@@ -167,7 +167,7 @@ class CapturedGraph:
         self._programs, self._pieces, self._plain = [], [], self._captured.forward
         count = staying = operations(self._captured)
         call = self._drawn.rest.forward
-        code = self._fallback.compiled(call, given) if self._measured else None
+        code = self._fallback.code_for(call, given) if self._measured else None
         why = str(refused)
         if isinstance(refused, StaysInPart) and (found := in_pieces(self._captured, refused.stays, self._piece)):
             whole = self._without_draws(found[0])

@@ -95,7 +95,7 @@ class BoundCalls:
         self._parts = [_BoundSession(each, device, stream, owning) for each in sessions]
         self._whole = all(part.whole for part in self._parts)
         self._numbers = count(1)
-        self._graphs = CapturedWhereFaster(partial(self._plain, waits=False), self._captured)
+        self._graphs = CapturedWhereFaster(partial(self._plain, waits=False), self._capture)
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         held = [each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in given]
@@ -105,28 +105,28 @@ class BoundCalls:
     def _plain(self, held: Sequence[Any], waits: bool = True) -> list[Any]:
         """The results of runs that are not captured."""
         values = dict(zip(self._inputs, held, strict=True))
-        with self._ordered():
+        with self._stream_order():
             for part in self._parts:
                 part.run(values, waits)
         return [values[name] for name in self._results]
 
-    def _captured(self, held: Sequence[Any]) -> CapturedRun:
+    def _capture(self, held: Sequence[Any]) -> CapturedRun:
         """A run that is captured, for inputs like these."""
         given = [torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in held]
         for own, each in zip(given, held, strict=True):
             own.copy_(each)
         values, number = dict(zip(self._inputs, given, strict=True)), next(self._numbers)
-        runs = [part.captured(values, number) for part in self._parts]
+        runs = [part.capture(values, number) for part in self._parts]
 
         def run() -> None:
-            with self._ordered():
+            with self._stream_order():
                 for each in runs:
                     each()
 
         return CapturedRun(run, given, [values[name] for name in self._results], tuple(values.values()))
 
     @contextmanager
-    def _ordered(self) -> Iterator[None]:
+    def _stream_order(self) -> Iterator[None]:
         """Runs inside come after the work on the current stream so far, and before its later
         work."""
         if self._stream is None:
@@ -173,19 +173,19 @@ class _BoundSession:
             binding = self._bindings.pop()
         except IndexError:  # all are in use by other threads
             binding = _Binding(self._session.io_binding())
-        found = self._bound(binding, held)
+        found = self._bind(binding, held)
         self._session.run_with_iobinding(binding.io, self._options[waits])
-        values |= found or self._fetched(binding)
+        values |= found or self._fetch(binding)
         self._bindings.append(binding)
 
-    def captured(self, values: dict[str, Any], number: int) -> Callable[[], None]:
+    def capture(self, values: dict[str, Any], number: int) -> Callable[[], None]:
         """A run that is captured, as the graph of this number, on these values; its results are
         added to them."""
         binding = _Binding(self._session.io_binding())
-        values |= self._bound(binding, [values[name] for name in self._names])
+        values |= self._bind(binding, [values[name] for name in self._names])
         return partial(self._session.run_with_iobinding, binding.io, graph_run(str(number), waits=False))
 
-    def _bound(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
+    def _bind(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
         """The results, as tensors that will be written; none where only the run tells their
         sizes."""
         for name, operand in zip(self._names, held, strict=True):
@@ -196,14 +196,14 @@ class _BoundSession:
             binding.io.bind_output(each.name, self._device.type, 0)
         return {}
 
-    def _fetched(self, binding: _Binding) -> dict[str, Any]:
+    def _fetch(self, binding: _Binding) -> dict[str, Any]:
         """The results of a run whose memory the runtime gave."""
         values = zip(binding.io.get_outputs(), self._results, strict=True)
         found = {result.name: _tensor(value, result.dtype) for value, result in values}
         binding.io.clear_binding_outputs()  # it would keep them
-        return {name: self._copied(each) for name, each in found.items()} if self._allocates else found
+        return {name: self._copy(each) for name, each in found.items()} if self._allocates else found
 
-    def _copied(self, tensor: Any) -> Any:
+    def _copy(self, tensor: Any) -> Any:
         """In memory of PyTorch: the runtime gives its own to the next run, without regard to the
         streams that still read it."""
         made = torch.empty_like(tensor)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from taso_mirage.torch.comparison import check_equal, seconds
-from taso_mirage.torch.functionalization import copied
+from taso_mirage.torch.functionalization import copy_strided
 
 TensorCall = Callable[[Sequence[Any]], list[Any]]
 """Results on tensors that lie on the GPU."""
@@ -84,7 +84,7 @@ class CapturedWhereFaster:
         free = known[sizes]
         if free is None:
             known[sizes] = []  # a failed capture is not tried again
-            free = known[sizes] = self._chosen(held)
+            free = known[sizes] = self._choose(held)
         try:
             call = free.pop()
         except IndexError:
@@ -107,7 +107,7 @@ class CapturedWhereFaster:
                 self._threads.add(own)
         return own.known
 
-    def _chosen(self, held: Sequence[Any]) -> list[TensorCall]:
+    def _choose(self, held: Sequence[Any]) -> list[TensorCall]:
         """The graph, if it gives the same and is faster."""
         plain = self._plain(held)
         if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
@@ -123,13 +123,13 @@ class CapturedWhereFaster:
         return [captured] if replayed < slow else []
 
 
-def recorded(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
+def record(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """Calls for inputs like these as one of PyTorch's CUDA graphs, in the order of the current
     stream; other threads may ask for memory meanwhile.
 
     Raises the errors of the calls, and RuntimeError where something in them cannot be captured.
     """
-    given = [copied(each) for each in held]
+    given = [copy_strided(each) for each in held]
     current = torch.cuda.current_stream(0)
     with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
         apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses

@@ -32,12 +32,12 @@ def _remainder(x: Any, y: Any) -> Any:
     """With the sign of y; the exporter has that of integers."""
     if not (dtype := torch.result_type(x, y)).is_floating_point:
         return NotImplemented
-    x, y = _converted(x, dtype), _converted(y, dtype)
+    x, y = _convert(x, dtype), _convert(y, dtype)
     rest = torch.fmod(x, y)
     return torch.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-def _divided(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return torch.floor_divide(x, y)
     if rounding_mode is None or torch.result_type(x, y).is_floating_point:
@@ -46,18 +46,18 @@ def _divided(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     return down + ((x != down * y) & ((x < 0) != (y < 0))).to(down.dtype)
 
 
-def _floor_divided(x: Any, y: Any) -> Any:
+def _floor_divide(x: Any, y: Any) -> Any:
     """(x - (x mod y)) / y is whole but for rounding; x / y where y is 0."""
     if not (dtype := torch.result_type(x, y)).is_floating_point:
         return NotImplemented
-    x, y = _converted(x, dtype), _converted(y, dtype)
+    x, y = _convert(x, dtype), _convert(y, dtype)
     whole = torch.round((x - _remainder(x, y)) / y)
     if isinstance(y, torch.Tensor):
         return torch.where(y == 0, x / y, whole)
     return whole if y else x / y
 
 
-def _converted(x: Any, dtype: Any) -> Any:
+def _convert(x: Any, dtype: Any) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) else float(x)
 
 
@@ -81,7 +81,7 @@ def _batch_norm(
     if not training:
         norm = ATEN._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, momentum, eps)
         return (*norm, mean.clone(), variance.clone())
-    norm, now, spread = _normalized(x, weight, bias, eps)
+    norm, now, spread = _normalize(x, weight, bias, eps)
     count = math.prod(x.shape) // x.shape[1]
     moved = now * momentum + mean * (1 - momentum)
     unbiased = spread * (count / (count - 1))
@@ -92,11 +92,11 @@ def _batch_norm(
 def _batch_norm_without_statistics(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, Any, Any]:
-    norm, mean, variance = _normalized(x, weight, bias, eps)
+    norm, mean, variance = _normalize(x, weight, bias, eps)
     return norm, mean, (variance + eps).rsqrt()
 
 
-def _normalized(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
+def _normalize(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
     """(n,c,...) -> the norm, and the mean and the variance of each channel, (c).
 
     Values in half precision are summed in single, as in PyTorch: squares would end at 65504.
@@ -145,7 +145,7 @@ def _encoder_layer(
     """(b,n,width) -> (b,n,width); a mask is true where nothing is seen, and a row of which nothing
     is seen is not a number, as in PyTorch's own operator."""
 
-    def attended(x: Any) -> Any:
+    def attend(x: Any) -> Any:
         packed = functional.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
         query, key, value = [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in packed]
         scores = query @ key.transpose(-1, -2) * (width // heads) ** -0.5
@@ -155,7 +155,7 @@ def _encoder_layer(
         joined = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
         return functional.linear(joined, out_weight, out_bias)
 
-    def fed_forward(x: Any) -> Any:
+    def feed_forward(x: Any) -> Any:
         wide = functional.linear(x, wide_weight, wide_bias)
         wide = functional.gelu(wide) if use_gelu else functional.relu(wide)
         return functional.linear(wide, narrow_weight, narrow_bias)
@@ -164,10 +164,10 @@ def _encoder_layer(
     first = partial(norm, weight=norm_weight_1, bias=norm_bias_1)
     second = partial(norm, weight=norm_weight_2, bias=norm_bias_2)
     if norm_first:
-        x = x + attended(first(x))
-        return x + fed_forward(second(x))
-    x = first(x + attended(x))
-    return second(x + fed_forward(x))
+        x = x + attend(first(x))
+        return x + feed_forward(second(x))
+    x = first(x + attend(x))
+    return second(x + feed_forward(x))
 
 
 # ------------------------------------------------------------ the table
@@ -184,10 +184,10 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     ATEN.isneginf.default: lambda x: x == -inf,
     ATEN.remainder.Tensor: _remainder,
     ATEN.remainder.Scalar: _remainder,
-    ATEN.div.Tensor_mode: _divided,
-    ATEN.div.Scalar_mode: _divided,
-    ATEN.floor_divide.default: _floor_divided,
-    ATEN.floor_divide.Scalar: _floor_divided,
+    ATEN.div.Tensor_mode: _divide,
+    ATEN.div.Scalar_mode: _divide,
+    ATEN.floor_divide.default: _floor_divide,
+    ATEN.floor_divide.Scalar: _floor_divide,
     ATEN.conv3d.default: _conv3d,
     ATEN._native_batch_norm_legit_functional.default: _batch_norm,
     ATEN._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
@@ -226,9 +226,9 @@ def zero_hidden_rows(program: Any) -> None:
 
 def _zero(program: Any, attention: Any, mask: Any) -> None:
     value = mask.meta["val"]
-    joined = _joined(attention) if value.ndim == 4 and value.shape[1] == 1 else None
+    joined = _join_of(attention) if value.ndim == 4 and value.shape[1] == 1 else None
     last = joined or attention
-    add = partial(_added, program.graph, last.next)
+    add = partial(_insert, program.graph, last.next)
     seen = mask if value.dtype == torch.bool else add(ATEN.ne.Scalar, mask, -inf)
     seen = add(ATEN.any.dim, seen, -1, True)
     seen = add(ATEN.squeeze.dim, seen, 1) if joined else seen
@@ -237,7 +237,7 @@ def _zero(program: Any, attention: Any, mask: Any) -> None:
     program.graph_signature.replace_all_uses(last.name, zeroed.name)
 
 
-def _joined(attention: Any) -> Any:
+def _join_of(attention: Any) -> Any:
     """The node that has the heads of attention behind one another, if nothing else reads them."""
     node = attention
     while len(node.users) == 1:
@@ -260,10 +260,10 @@ def convert_subtracted(program: Any) -> None:
             continue
         dtype, operand = node.meta["val"].dtype, node.args[0]
         if operand.meta["val"].dtype != dtype:
-            node.replace_input_with(operand, _added(program.graph, node, ATEN._to_copy.default, operand, dtype=dtype))
+            node.replace_input_with(operand, _insert(program.graph, node, ATEN._to_copy.default, operand, dtype=dtype))
 
 
-def _added(graph: Any, place: Any, target: Any, *operands: Any, **options: Any) -> Any:
+def _insert(graph: Any, place: Any, target: Any, *operands: Any, **options: Any) -> Any:
     """A new node before `place`, with the stand-in for its value."""
     with graph.inserting_before(place):
         node = graph.call_function(target, operands, options)

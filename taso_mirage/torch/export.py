@@ -108,9 +108,9 @@ class SizesHeld:
             return False
         if any(relation.subs(symbols) != True for relation in self.relations):  # noqa: E712 - sympy's own true
             return False
-        return self._guarded(given)
+        return self._guards_hold(given)
 
-    def _guarded(self, given: Sequence[Any]) -> bool:
+    def _guards_hold(self, given: Sequence[Any]) -> bool:
         inputs = dict(zip(self.names, given, strict=True))
         try:
             return all(eval(guard, {"L": inputs, "math": math, "torch": torch}) for guard in self.guards)
@@ -143,7 +143,7 @@ class ExportedGraph:
     few: Sequence[Any]
 
 
-def exported_graph(captured: Captured, arguments: Sequence[Any], known: Collection[int] | None = None) -> ExportedGraph:
+def export_graph(captured: Captured, arguments: Sequence[Any], known: Collection[int] | None = None) -> ExportedGraph:
     """A graph, exported for these arguments, of which those at the positions `known` change.
 
     Raises Unsupported with the reason where it cannot be.
@@ -158,7 +158,7 @@ def exported_graph(captured: Captured, arguments: Sequence[Any], known: Collecti
         places = {split.inputs[i] for i in changes.inputs} | {split.weights.get(name, -1) for name in changes.weights}
         if -1 in places or places <= set(changed):  # more than arguments
             raise Unsupported(str(changes)) from changes
-        return exported_graph(captured, arguments, places.union(changed))
+        return export_graph(captured, arguments, places.union(changed))
     return ExportedGraph(split, module, form, form.sizes.sample(given, SAMPLE / max(large, 1)))
 
 
@@ -198,7 +198,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
         except (Unsupported, ChangesInPlace, MemoryError):
             raise
         except Exception as error:  # the exporter raises the errors of its many parts
-            raise _refused(_reason(error)) from error
+            raise _refusal(_reason(error)) from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
@@ -220,7 +220,7 @@ def _fold(model: Any) -> None:
     optimizer.remove_unused_nodes(model)
 
 
-def _refused(reason: str) -> Unsupported:
+def _refusal(reason: str) -> Unsupported:
     """The error for a reason of the exporter: it concerns an operator that the reason names, or the
     whole graph."""
     named = re.search(r"<OpOverload\(op='([^']+)', overload='([^']+)'\)>", reason)

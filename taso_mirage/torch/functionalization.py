@@ -99,7 +99,7 @@ def functional_split(captured: Captured, changed: Collection[int] = ()) -> Funct
             raise Unsupported(f"the input {node.name} is a {type(value_of(node)).__name__}, no tensor and no integer")
     if names := UNROLLED & {getattr(node.target, "__name__", "") for node in captured.graph.nodes}:
         raise Unsupported(f"PyTorch's exporter writes {min(names)} step by step")
-    fresh, stays = _divided(captured, placeholders)
+    fresh, stays = _divide(captured, placeholders)
     states = [placeholders[i] for i in sorted(changed)]
     if states:
         _check_views(stays)
@@ -227,7 +227,7 @@ def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
     return all(memories.count(given[i].untyped_storage().data_ptr()) == 1 for i in changed)
 
 
-def copied(tensor: Any, strides: Sequence[int] | None = None) -> Any:
+def copy_strided(tensor: Any, strides: Sequence[int] | None = None) -> Any:
     """A copy with these strides, or the same: code may be made for them, and a clone has others."""
     made = torch.empty_strided(tensor.shape, strides or tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
@@ -241,7 +241,7 @@ def memory(tensor: Any) -> int:
 # ---------------------------------------------------------------- the rest, in PyTorch
 
 
-def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _divide(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The nodes that a session gives, and those between them and the results, in their order."""
     given = {_memory(node) for node in placeholders} - {None}
     results = [node for node in _results(captured) if node.op != "placeholder"]
@@ -365,7 +365,7 @@ def _inner(
         if node in copies or node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(_permuted(graph, copies[node], order) for node, order in computed.items()))
+    graph.output(tuple(_permute(graph, copies[node], order) for node, order in computed.items()))
     return graph
 
 
@@ -377,7 +377,7 @@ def _outer(
     copies = {node: graph.placeholder(node.name) for node in placeholders_of(captured)}
     results = [graph.placeholder(f"computed_{i}") for i in range(len(computed))]
     for (node, order), result in zip(computed.items(), results, strict=True):
-        value = _permuted(graph, result, tuple(order.index(i) for i in range(len(order))))
+        value = _permute(graph, result, tuple(order.index(i) for i in range(len(order))))
         if node in states:
             graph.call_method("copy_", (copies[node], value))
         else:
@@ -389,5 +389,5 @@ def _outer(
     return torch.fx.GraphModule(captured, graph)
 
 
-def _permuted(graph: Any, node: Any, order: tuple[int, ...]) -> Any:
+def _permute(graph: Any, node: Any, order: tuple[int, ...]) -> Any:
     return graph.call_method("permute", (node, *order)) if order else node

@@ -29,9 +29,9 @@ from taso_mirage.report.result import Result
 from taso_mirage.runtime.kernel_functions import DOMAIN
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.targets.protocol import Target
-from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, recorded
+from taso_mirage.torch.cuda_graphs import CapturedWhereFaster, TensorCall, record
 from taso_mirage.torch.export import sizes_of
-from taso_mirage.torch.functionalization import Captured, copied, memory, value_of
+from taso_mirage.torch.functionalization import Captured, copy_strided, memory, value_of
 from taso_mirage.torch.meaning import TorchMeaning, is_uniform, tensor_of, torch_dtype
 from taso_mirage.torch.norms import with_group_norms, with_variances
 from taso_mirage.torch.precision import ROUNDING, rounded_now
@@ -66,20 +66,20 @@ PLACED: WeakValueDictionary[str, PlacedLaunch] = WeakValueDictionary()
 _NUMBERS = count()
 
 
-def _launched(key: str, inputs: Sequence[Any]) -> list[Any]:
+def _launch(key: str, inputs: Sequence[Any]) -> list[Any]:
     found = PLACED[key].launch(*[each.contiguous() for each in inputs])
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
-def _typed(key: str, inputs: Sequence[Any]) -> list[Any]:
+def _result_types(key: str, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in PLACED[key].results]
 
 
 LIBRARY = Library(DOMAIN, "DEF")
 LIBRARY.define(f"{NAMED}(str key, Tensor[] inputs) -> Tensor[]")
 for _device in ("CPU", "CUDA"):
-    LIBRARY.impl(NAMED, _launched, _device)
-register_fake(f"{DOMAIN}::{NAMED}", _typed, lib=LIBRARY)
+    LIBRARY.impl(NAMED, _launch, _device)
+register_fake(f"{DOMAIN}::{NAMED}", _result_types, lib=LIBRARY)
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class ComposedCalls:
         """Whether operands of products are rounded to TF32."""
         with torch.no_grad():
             code = code_of(graph, [*self._tensors(given), *weights], device.type == "cuda")
-        self._plain: TensorCall = partial(_called, code, weights)
-        captured = CapturedWhereFaster(self._plain, partial(recorded, self._plain))
+        self._plain: TensorCall = partial(_call, code, weights)
+        captured = CapturedWhereFaster(self._plain, partial(record, self._plain))
         self._calls = captured if device.type == "cuda" else self._plain
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
@@ -169,12 +169,12 @@ class ComposedCalls:
         """The inputs that are tensors, in memory as those were that the code is made for."""
         tensors = [each.detach().resolve_neg() for each in given if isinstance(each, torch.Tensor)]
         return [
-            each if each.stride() == strides else copied(each, strides)
+            each if each.stride() == strides else copy_strided(each, strides)
             for each, strides in zip(tensors, self._strides, strict=True)
         ]
 
 
-def _called(code: Launch, weights: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+def _call(code: Launch, weights: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
     return list(code(*tensors, *weights))
 
 
@@ -214,7 +214,7 @@ class _Traced:
             values = {name: self._value(each, left) for name, each in zip(inputs, given, strict=True)}
             for part, held in zip(self.parts, self._held, strict=True):
                 weights = {node: arguments[len(tensors) + i] for node, i in held.items()}
-                values |= self._computed(part, weights, values)
+                values |= self._compute(part, weights, values)
             return _apart([values[name] for name in results], arguments)
 
         with torch.no_grad():
@@ -226,7 +226,7 @@ class _Traced:
             return next(tensors)
         return torch.full((), given, dtype=torch.int64, device=self.device)
 
-    def _computed(self, part: OptimizedPart, weights: Mapping[Node, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    def _compute(self, part: OptimizedPart, weights: Mapping[Node, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """The results of a part by name."""
         model, sizes = part.model, dict[str, int]()
         known = dict(weights)
@@ -296,7 +296,7 @@ def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
     were not there."""
 
     def ran() -> Launch:
-        found = compiled_by_inductor(captured, given)
+        found = compile_by_inductor(captured, given)
         found(*given)
         return found
 
@@ -306,7 +306,7 @@ def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
     return found
 
 
-def compiled_by_inductor(captured: Captured, given: Sequence[Any]) -> Launch:
+def compile_by_inductor(captured: Captured, given: Sequence[Any]) -> Launch:
     """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
 
     Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the

@@ -62,7 +62,7 @@ def _conv(
     xp: TorchMeaning, x: Any, w: Any, b: Any = None, *, strides: Any, pads: Any, dilations: Any, group: int = 1
 ) -> Any:
     n = len(strides)
-    x, same = (x, pads[:n]) if _is_same(pads) else (_padded(xp, x, pads), 0)
+    x, same = (x, pads[:n]) if _is_same(pads) else (_pad(xp, x, pads), 0)
     return CONVOLUTIONS[n - 1](x, w, b, strides, same, dilations, group)
 
 
@@ -85,7 +85,7 @@ def _conv_transpose(
     if _is_same(pads) and all(p < q for p, q in zip(output_padding, largest, strict=True)):
         return call(x, w, b, strides, pads[:n], output_padding, group, dilations)
     ends = [extra - p for extra, p in zip(output_padding, pads[n:], strict=True)]
-    found = _padded(xp, call(x, w, None, strides, 0, 0, group, dilations), (*(-p for p in pads[:n]), *ends))
+    found = _pad(xp, call(x, w, None, strides, 0, 0, group, dilations), (*(-p for p in pads[:n]), *ends))
     return found if b is None else found + b.reshape(-1, *(1,) * n)
 
 
@@ -93,7 +93,7 @@ def _max_pool(xp: TorchMeaning, x: Any, *, kernel: Any, strides: Any, pads: Any,
     if not x.is_floating_point():
         return NotImplemented
     n = len(kernel)
-    x, same = (x, pads[:n]) if _is_within(pads, kernel) else (_padded(xp, x, pads, -np.inf), 0)
+    x, same = (x, pads[:n]) if _is_within(pads, kernel) else (_pad(xp, x, pads, -np.inf), 0)
     return MAXIMA[n - 1](x, kernel, strides, same, dilations)
 
 
@@ -124,7 +124,7 @@ def _is_within(pads: Sequence[int], kernel: Sequence[int]) -> bool:
     return _is_same(pads) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
 
 
-def _padded(xp: TorchMeaning, x: Any, pads: Sequence[int], value: float = 0) -> Any:
+def _pad(xp: TorchMeaning, x: Any, pads: Sequence[int], value: float = 0) -> Any:
     n = len(pads) // 2
     return xp.pad(x, (0, 0, *pads[:n]), (0, 0, *pads[n:]), value)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from taso_mirage.report.result import Result
-from taso_mirage.torch.backend import CapturedGraph, checked_options
+from taso_mirage.torch.backend import CapturedGraph, check_options
 from taso_mirage.torch.functionalization import Captured
 from taso_mirage.torch.ways import Way
 
@@ -22,7 +22,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, module: Any, options: Mapping[str, Any], dynamic: bool | None) -> None:
         super().__init__()
         self.module = module
-        self._options, self._dynamic = checked_options(options), dynamic
+        self._options, self._dynamic = check_options(options), dynamic
         self._recurrent = any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
         self._compile()
 
@@ -47,10 +47,10 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if not self._recurrent and not torch.is_grad_enabled():
             return self.__dict__["_compiled"](*arguments, **named)  # contexts take microseconds
-        with torch.no_grad(), self._captured():
+        with torch.no_grad(), self._capture_options():
             return self.__dict__["_compiled"](*arguments, **named)
 
-    def _captured(self) -> AbstractContextManager[Any]:
+    def _capture_options(self) -> AbstractContextManager[Any]:
         """Recurrent modules stay out of graphs otherwise, as Inductor is no faster at them."""
         return torch._dynamo.config.patch(allow_rnn=True) if self._recurrent else nullcontext()
 
@@ -66,7 +66,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
         return tuple(way for graph in self._graphs for way in graph.ways)
 
 
-def optimized(module: Any, example: Any, dynamic: bool | None = None, **options: Any) -> Optimized:
+def optimize_module(module: Any, example: Any, dynamic: bool | None = None, **options: Any) -> Optimized:
     """The module, compiled for inputs like the example: a tensor, a tuple of arguments, or a
     mapping of named ones."""
     found = Optimized(module, options, dynamic)

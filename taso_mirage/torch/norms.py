@@ -38,11 +38,11 @@ def _group_norm(node: Node) -> Node | None:
     groups, channels = parts[1], x.shape[1]
     if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
         return None
-    scale, bias = (_repeated(found[name], groups, channels) for name in ("g", "b"))
+    scale, bias = (_repeat(found[name], groups, channels) for name in ("g", "b"))
     return term("group_norm", x, scale, bias, num_groups=groups, epsilon=found["e"])
 
 
-def _repeated(values: Node, groups: int, channels: int) -> Node:
+def _repeat(values: Node, groups: int, channels: int) -> Node:
     """(groups) -> (channels), that of a group for each of its channels."""
     each = term("expand", term("reshape", values, shape=(groups, 1)), shape=(groups, channels // groups))
     return term("reshape", each, shape=(channels,))

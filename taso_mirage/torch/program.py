@@ -22,7 +22,7 @@ from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.torch.calls import DTYPES, Calls
 from taso_mirage.torch.comparison import both_short, check_equal, in_float64, slower
-from taso_mirage.torch.export import exported_graph, sizes_of
+from taso_mirage.torch.export import export_graph, sizes_of
 from taso_mirage.torch.functionalization import CALLS, Captured, StaysInPart, are_apart, value_of
 from taso_mirage.torch.inductor import candidates
 from taso_mirage.torch.precision import rounded_now, rounding_operators
@@ -85,7 +85,7 @@ class Program:
     ) -> None:
         began = time.monotonic()
         self._device = _device(arguments)
-        exported = exported_graph(captured, arguments)
+        exported = export_graph(captured, arguments)
         split, form, self._module = exported.split, exported.form, exported.module
         self._outer, self._changed = None if split.outer is None else split.outer.forward, split.changed
         self._places, self._inputs, self._sizes = tuple(split.weights.values()), split.inputs, form.sizes
@@ -100,7 +100,7 @@ class Program:
         known = PRECEDENTS.get(like)
         optimizing = None if known is None else known.options(options)
         sessions = Sessions(form.model, self._device, options, optimizing, began)
-        self.results, self._calls, self._rounds = self._optimized(sessions, given, exported.few)
+        self.results, self._calls, self._rounds = self._optimize(sessions, given, exported.few)
         self._precedent = PRECEDENTS.setdefault(like, known or precedent_of(self.results))
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
@@ -117,7 +117,7 @@ class Program:
                 self._compose(sessions, given, any(dims is None or dims for dims in split.free))
             self._check_fast(given)
 
-    def _optimized(
+    def _optimize(
         self, sessions: Sessions, given: Sequence[Any], few: Sequence[Any]
     ) -> tuple[list[Result], Calls, bool]:
         """The optimizer's results and calls, on few samples if they can be; and whether operands
@@ -127,11 +127,11 @@ class Program:
         parts = sessions.parts(self._rounded, few)
         rounds = any(part.tf32 for part in parts)
         try:
-            return *sessions.optimized(parts, few), rounds
+            return *sessions.optimize(parts, few), rounds
         except (InvalidOption, Unsupported):
             if few is given:
                 raise
-            return *sessions.optimized(parts, given), rounds  # it may name samples
+            return *sessions.optimize(parts, given), rounds  # it may name samples
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""
@@ -186,7 +186,7 @@ class Program:
         kept = free and slower(run, eager, cuda) is None
         for parts in candidates(self.results):
             try:
-                calls = sessions.composed(parts, given, session if kept else self._eager)
+                calls = sessions.compose(parts, given, session if kept else self._eager)
                 check_equal(calls(given), reference, exact, calls.rounds or self._rounds)
                 ratio = slower(run, partial(calls, given), cuda)
             except (Unsupported, torch.OutOfMemoryError):

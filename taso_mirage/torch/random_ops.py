@@ -37,7 +37,7 @@ def split_random(captured: Captured) -> RandomSplit:
         return RandomSplit(captured, None)
     draws, rest = torch.fx.Graph(), torch.fx.Graph()
     there, here = ({node: graph.node_copy(node) for node in placeholders_of(captured)} for graph in (draws, rest))
-    draws.output(tuple([_factor(draws, node) if _is_dropout(node) else _copied(draws, node, there) for node in found]))
+    draws.output(tuple([_factor(draws, node) if _is_dropout(node) else _copy(draws, node, there) for node in found]))
     for i, node in enumerate(found):
         here[node], value = rest.placeholder(f"drawn_{i}"), value_of(node)
         sizes = tuple(value.shape), tuple(value.stride())
@@ -57,18 +57,18 @@ def _name(node: Any) -> str:
 
 
 def _is_factory(node: Any) -> bool:
-    return _name(node) in FACTORIES and _fixed(node) and all(map(_is_number, node.all_input_nodes))
+    return _name(node) in FACTORIES and _is_fixed(node) and all(map(_is_number, node.all_input_nodes))
 
 
 def _is_dropout(node: Any) -> bool:
     """Whether it is one in training, of fixed sizes and share, and changes nothing in place."""
-    if _name(node) not in DROPOUTS or not _fixed(node) or list(node.args[:1]) != node.all_input_nodes:
+    if _name(node) not in DROPOUTS or not _is_fixed(node) or list(node.args[:1]) != node.all_input_nodes:
         return False
     named = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
     return named.get("training", True) is True and named.get("inplace", False) is False and "input" not in node.kwargs
 
 
-def _fixed(node: Any) -> bool:
+def _is_fixed(node: Any) -> bool:
     value = value_of(node)
     return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
 
@@ -81,11 +81,11 @@ def _is_number(node: Any) -> bool:
     return not isinstance(value_of(node), torch.Tensor) and all(map(_is_number, node.all_input_nodes))
 
 
-def _copied(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
+def _copy(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
     """A node in another graph, with its operands."""
     for operand in node.all_input_nodes:
         if operand not in known:
-            _copied(graph, operand, known)
+            _copy(graph, operand, known)
     known[node] = graph.node_copy(node, known.__getitem__)
     return known[node]
 

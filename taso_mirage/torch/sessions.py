@@ -66,7 +66,7 @@ class Sessions:
             return parts
         whole = (PrecisionPart(self._model, False),)
         try:
-            one, several = (partial(self._exported(each), given) for each in (whole, parts))
+            one, several = (partial(self._open_exported(each), given) for each in (whole, parts))
             for _ in range(WARM):
                 one()
                 several()
@@ -74,7 +74,7 @@ class Sessions:
         except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
             return whole
 
-    def optimized(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
+    def optimize(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
         """The optimizer's result for each part, measured and checked on these inputs too, and calls
         of sessions on them with their kernels.
 
@@ -88,8 +88,8 @@ class Sessions:
         with tempfile.TemporaryDirectory() as folder:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
-                results.append(self._optimized(part, path, values, budget))
-                opened.append(self._opened(Trusted(str(path)), part.tf32))  # its kernels were made here
+                results.append(self._optimize_part(part, path, values, budget))
+                opened.append(self._open(Trusted(str(path)), part.tf32))  # its kernels were made here
                 if len(opened) < len(parts):
                     found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
                     values |= dict(zip(part.results, found, strict=True))
@@ -97,11 +97,11 @@ class Sessions:
             return results, self._bound(opened, self._inputs, self._results)
         return results, HostCalls(opened[0].session)
 
-    def composed(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
+    def compose(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
         """Calls of the optimized parts as one function by Inductor; see there."""
         return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
-    def _optimized(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
+    def _optimize_part(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
         share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
         options = {
@@ -119,17 +119,17 @@ class Sessions:
             raise Unsupported(f"its model does not run: {error}") from error
         return result
 
-    def _exported(self, parts: Sequence[PrecisionPart]) -> Calls:
+    def _open_exported(self, parts: Sequence[PrecisionPart]) -> Calls:
         """Calls of the parts as they were exported."""
         with tempfile.TemporaryDirectory() as folder:
             opened: list[OpenSession] = []
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
                 part.save(path)
-                opened.append(self._opened(str(path), part.tf32))
+                opened.append(self._open(str(path), part.tf32))
         return self._bound(opened, self._inputs, self._results)
 
-    def _opened(self, source: Source, tf32: bool) -> OpenSession:
+    def _open(self, source: Source, tf32: bool) -> OpenSession:
         if self._stream is None:
             return OpenSession(opened_session(source, CPU.stamp.providers(), resting_options()))
         with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current

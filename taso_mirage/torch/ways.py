@@ -27,7 +27,7 @@ from taso_mirage.torch.functionalization import (
     Observer,
     are_apart,
     changed_arguments,
-    copied,
+    copy_strided,
     placeholders_of,
     value_of,
 )
@@ -61,7 +61,7 @@ class Way:
     notes: tuple[str, ...] = ()
 
 
-def checked_fallback(options: Mapping[str, Any]) -> str | None:
+def check_fallback(options: Mapping[str, Any]) -> str | None:
     """The option, None where it depends on the device.
 
     Raises InvalidOption.
@@ -89,8 +89,8 @@ class Fallback:
     def beats(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as Inductor's code a call takes on these arguments, where that is
         slower."""
-        code = self.compiled(call, given)
-        return None if code is None else self._raced(call, code, given)
+        code = self.code_for(call, given)
+        return None if code is None else self._race(call, code, given)
 
     def slower_than_eager(self, call: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as eager PyTorch a call takes on these arguments, where that is
@@ -101,18 +101,18 @@ class Fallback:
         self._changed, state = changed, random_state(_cuda(given))
         try:
             with torch.no_grad():
-                return self._raced(call, self._captured.forward, given)
+                return self._race(call, self._captured.forward, given)
         finally:
             restore_random_state(state)
 
-    def _raced(self, call: GraphCall, other: GraphCall, given: Sequence[Any]) -> float | None:
+    def _race(self, call: GraphCall, other: GraphCall, given: Sequence[Any]) -> float | None:
         """How many times as long as another way a call takes, if it is slower."""
         with suppress(torch.OutOfMemoryError):  # both ways keep memory
             copies = self._copies(given)
             return slower(lambda: call(*copies), lambda: other(*copies), _cuda(given))
         return None
 
-    def compiled(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
+    def code_for(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
         """Inductor's code, if it is wanted for arguments like these, and this call or eager
         PyTorch is long enough that it can matter."""
         if not self.measures(given):
@@ -167,7 +167,7 @@ class Fallback:
 
     def _copies(self, given: Sequence[Any]) -> list[Any]:
         """The arguments, with copies of those that change in place."""
-        return [copied(each) if i in self._changed else each for i, each in enumerate(given)]
+        return [copy_strided(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
         """Leave calls to eager where an argument that is changed in place shares memory with

@@ -472,7 +472,7 @@ def test_a_model_from_pytorch_brings_no_code(place: Place) -> None:
 
     model = ir.from_proto(code(place.canary))
     sessions = Sessions(model, torch.device("cpu"), {})
-    sessions._exported([PrecisionPart(model, False)])
+    sessions._open_exported([PrecisionPart(model, False)])
     assert not place.ran()
 
 

@@ -43,7 +43,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, region_times, stage
 from taso_mirage.pipeline.fuse import kinds as module
-from taso_mirage.pipeline.fuse.kinds import _proved, variants
+from taso_mirage.pipeline.fuse.kinds import _is_proved, variants
 from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.free_regions import free_regions
 from taso_mirage.report.result import Result
@@ -135,7 +135,7 @@ def test_weights_of_single_precision_are_turned_for_many_rows(
     if perms:
         made = arranged(product, [x, weight("w", w.tensor), b])
         assert made is not None
-        assert _proved(product, made)
+        assert _is_proved(product, made)
         assert made.graph.inputs[1].shape == (N, K)
 
 
@@ -145,9 +145,9 @@ def test_a_form_is_proved_and_another_order_is_not() -> None:
     x, w, *others = graph.inputs
     made = arranged(graph, [x, weight("w", w.tensor), *others])
     assert made is not None
-    assert _proved(graph, made)
+    assert _is_proved(graph, made)
     assert made.terms[1].type == w.type
-    assert not _proved(graph, replace(made, terms=(x, w, *others)))
+    assert not _is_proved(graph, replace(made, terms=(x, w, *others)))
 
 
 def test_a_target_may_not_arrange_weights() -> None:
@@ -174,11 +174,11 @@ def test_wrong_sums_are_not_proved() -> None:
     ((kind, sites),) = found.items()
     made = arranged(kind.goal, sites[0].inputs)
     assert made is not None
-    assert _proved(kind.goal, made)
+    assert _is_proved(kind.goal, made)
     *terms, first, second = made.terms
     assert first.type == second.type  # of the other weight
-    assert not _proved(kind.goal, replace(made, terms=(*terms, second, first)))
-    assert not _proved(kind.goal, replace(made, terms=(*terms, term("neg", first), second)))
+    assert not _is_proved(kind.goal, replace(made, terms=(*terms, second, first)))
+    assert not _is_proved(kind.goal, replace(made, terms=(*terms, term("neg", first), second)))
 
 
 # ---------------------------------------------------------------- in the stage
@@ -352,7 +352,7 @@ def arranged_goal(graph: Graph) -> Graph:
     """The goal over arranged weights."""
     made = arranged(graph, [weight("w", x.tensor) if x.attr("name") == "w" else x for x in graph.inputs])
     assert made is not None
-    assert _proved(graph, made)
+    assert _is_proved(graph, made)
     return made.graph
 
 

@@ -24,7 +24,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
-from taso_mirage.pipeline.fuse.form_terms import decomposed
+from taso_mirage.pipeline.fuse.form_terms import decompose
 from taso_mirage.search.config import Config
 
 WIDTH = 512
@@ -43,7 +43,7 @@ def test_attention_is_three_products_and_what_is_left() -> None:
     """A model of two layers, one on the other, with a mask and without."""
     first = attention(x("x", 1, 5, WIDTH), "1", x("m", 1, 1, 5, 5))
     whole = model(attention(term("tanh", first), "2"))
-    made = decomposed(whole, {}, CPU_GOALS)
+    made = decompose(whole, {}, CPU_GOALS)
     found = counted(made)
     assert [found[op] for op in ("packed_attention", "multi_head_attention", "matmul", "add", "slice")] == [
         0,
@@ -60,13 +60,13 @@ def test_attention_is_three_products_and_what_is_left() -> None:
 
 def test_what_has_no_kernels_stays_as_it_is() -> None:
     small = model(attention(x("x", 1, 5, 64), "", width=64))
-    assert decomposed(small, {}, CPU_GOALS) is small
+    assert decompose(small, {}, CPU_GOALS) is small
     weights = term("packed_attention", x("x", 1, 5, WIDTH), w("w", WIDTH, 3 * WIDTH), x("b", 3 * WIDTH), num_heads=2)
     given = model(weights)  # a bias of the run would be cut in every run
-    assert decomposed(given, {}, CPU_GOALS) is given
+    assert decompose(given, {}, CPU_GOALS) is given
     free = model(attention(variable("x", Tensor("float32", (1, symbol("n"), WIDTH))), ""))
-    assert decomposed(free, {}, CPU_GOALS) is free
-    assert counted(decomposed(free, {"n": 5}, CPU_GOALS))["multi_head_attention"] == 1
+    assert decompose(free, {}, CPU_GOALS) is free
+    assert counted(decompose(free, {"n": 5}, CPU_GOALS))["multi_head_attention"] == 1
 
 
 @pytest.mark.sampled(2)

@@ -123,7 +123,7 @@ def test_an_error_of_a_process_that_searches_is_told(monkeypatch: pytest.MonkeyP
     goal = Graph((x,), (term("softmax", x, axis=1),))
     monkeypatch.setattr(searches, "Search", planted(searches.Search, lambda value: isinstance(value, Graph)))
     job = {"goal": to_json(goal), "free": None, "device": asdict(CPU_DEVICE), "best": 1, "seconds": 1.0}
-    answer = searches.searched(job)
+    answer = searches.search_goal(job)
     assert answer == "ZeroDivisionError: planted"
     future: Future[Any] = Future()
     future.set_result(answer)

@@ -101,7 +101,7 @@ from taso_mirage.onnx_io import load
 from taso_mirage.torch import inductor
 from taso_mirage.torch.inductor import ComposedCalls, OptimizedPart
 
-inductor.compiled_by_inductor = lambda graph, given: graph.forward
+inductor.compile_by_inductor = lambda graph, given: graph.forward
 torch.manual_seed(0)
 file, records = Path(sys.argv[1]), json.loads(sys.argv[2])
 before, after = load(file.parent / "before.onnx"), load(file, trust_kernels=True)

@@ -206,7 +206,7 @@ def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monke
     quick(monkeypatch)
     plain = model(*layer(2))
     before = optimize_model(plain, Config(measure=False, budget=0.0))
-    single = model_trials.ModelTrials._joined
+    single = model_trials.ModelTrials._join
     monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
 
     def after(self: Any, kept: list[RegionKernel], opened: Any, tried: Any) -> list[RegionKernel]:
@@ -215,7 +215,7 @@ def test_the_measured_choice_keeps_what_was_faster(gain: float, one: bool, monke
         monkeypatch.setattr(comparisons, "interleaved", clock([2.0]))
         return made
 
-    monkeypatch.setattr(model_trials.ModelTrials, "_joined", after)
+    monkeypatch.setattr(model_trials.ModelTrials, "_join", after)
     found = fused(before, Config(budget=1000.0, seconds=0.0), "search")
     assert found.failure is None
     assert found.kernels, found.notes

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 
 import taso_mirage  # noqa: E402
 from taso_mirage.torch import cuda_graphs  # noqa: E402
-from taso_mirage.torch.cuda_graphs import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster, recorded  # noqa: E402
+from taso_mirage.torch.cuda_graphs import CAPTURING, SIZES, CapturedRun, CapturedWhereFaster, record  # noqa: E402
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_recorded_call_needs_nothing_that_others_let_go() -> None:
     w = torch.randn(512, 512, device="cuda", dtype=torch.float16)
     given = [torch.randn(256, 512, device="cuda", dtype=torch.float16) for _ in range(4)]
     with torch.no_grad():
-        made = recorded(lambda held: [(held[0] @ w).relu() @ w], given[:1])
+        made = record(lambda held: [(held[0] @ w).relu() @ w], given[:1])
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         found = [made([x])[0] for x in given]
@@ -205,7 +205,7 @@ def test_a_recorded_call_needs_nothing_that_others_let_go() -> None:
 def test_where_nothing_can_be_recorded_the_stream_is_the_same() -> None:
     x, stream = torch.ones(4, device="cuda"), torch.cuda.current_stream()
     with pytest.raises(RuntimeError):
-        recorded(lambda held: [held[0] * held[0].sum().item()], [x])
+        record(lambda held: [held[0] * held[0].sum().item()], [x])
     assert torch.cuda.current_stream() == stream
     torch.randn(4, device="cuda")
     large = torch.empty(1 << 28, device="cuda")
@@ -213,4 +213,4 @@ def test_where_nothing_can_be_recorded_the_stream_is_the_same() -> None:
     del large
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < kept - (1 << 28)
-    assert torch.equal(recorded(lambda held: [held[0] + 1], [x])([x])[0], x + 1)
+    assert torch.equal(record(lambda held: [held[0] + 1], [x])([x])[0], x + 1)

@@ -100,7 +100,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(inductor, "compiled_by_inductor", compiled)
+    monkeypatch.setattr(inductor, "compile_by_inductor", compiled)
     return graphs
 
 
@@ -247,8 +247,8 @@ class Choice:
         monkeypatch.setattr(program, "COMPOSED_ON", frozenset(("cpu",)))
         monkeypatch.setattr(program, "both_short", lambda *_: False)
         monkeypatch.setattr(program, "slower", self.race)
-        monkeypatch.setattr(ways.Fallback, "compiled", lambda *_: None)
-        monkeypatch.setattr(inductor, "compiled_by_inductor", self.compiled)
+        monkeypatch.setattr(ways.Fallback, "code_for", lambda *_: None)
+        monkeypatch.setattr(inductor, "compile_by_inductor", self.compiled)
         monkeypatch.setattr(comparison, "SHORT", 0.0)
 
     def compiled(self, graph: Any, given: Any) -> Any:
@@ -350,7 +350,7 @@ def test_where_inductor_fails_the_session_runs(monkeypatch: pytest.MonkeyPatch) 
     def failing(graph: Any, given: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(inductor, "compiled_by_inductor", failing)
+    monkeypatch.setattr(inductor, "compile_by_inductor", failing)
     with pytest.warns(UserWarning, match="does not compile an optimized graph: RuntimeError: no compiler"):
         made, graph = compiled(module)
     same(made, module)
@@ -412,9 +412,9 @@ def test_inductor_compiles_it_around_a_kernel(kerneled: Any) -> None:
 
 @pytest.mark.usefixtures("cpp_compiler")
 def test_a_graph_runs_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = inductor.compiled_by_inductor
+    code = inductor.compile_by_inductor
     choice, module = Choice(monkeypatch, 1.5, None), Summed()
-    monkeypatch.setattr(inductor, "compiled_by_inductor", code)
+    monkeypatch.setattr(inductor, "compile_by_inductor", code)
     made, graph = compiled(module)
     assert [way.by for way in graph.ways] == [ways.COMPOSED]
     for x in (X, X * 3):

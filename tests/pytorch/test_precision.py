@@ -204,10 +204,10 @@ def test_nothing_is_copied_between_parts(tmp_path: Any, monkeypatch: pytest.Monk
     calls = chained(exported(Classifier(), IMAGE), tmp_path)
     first = calls._parts[0]
     read, written = [], []
-    bound, there = type(first)._bound, type(first)._there
+    bound, there = type(first)._bind, type(first)._there
     monkeypatch.setattr(
         type(first),
-        "_bound",
+        "_bind",
         lambda self, *given: written.append(found := bound(self, *given)) or found,  # type: ignore[func-returns-value]
     )
     monkeypatch.setattr(
@@ -247,14 +247,14 @@ class Regimes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> None:
         self.opened: list[bool] = []
-        plain = Sessions._opened
+        plain = Sessions._open
 
         def kept(made: Sessions, path: Any, tf32: bool) -> OpenSession:
             self.opened.append(tf32)
             found = plain(made, path, False)
             return OpenSession(Off(found.session, off)) if tf32 and off else found
 
-        monkeypatch.setattr(Sessions, "_opened", kept)
+        monkeypatch.setattr(Sessions, "_open", kept)
         monkeypatch.setattr(program, "ROUNDS", frozenset(("cpu",)))
 
 
@@ -391,8 +391,8 @@ class Features(N.Module):
 def regimes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The TF32 flags of the sessions that were opened."""
     found: list[bool] = []
-    plain = Sessions._opened
-    monkeypatch.setattr(Sessions, "_opened", lambda made, path, tf32: found.append(tf32) or plain(made, path, tf32))  # type: ignore[func-returns-value]
+    plain = Sessions._open
+    monkeypatch.setattr(Sessions, "_open", lambda made, path, tf32: found.append(tf32) or plain(made, path, tf32))  # type: ignore[func-returns-value]
     return found
 
 

@@ -24,7 +24,7 @@ import taso_mirage  # noqa: E402
 from taso_mirage.errors import InvalidOption  # noqa: E402
 from taso_mirage.torch import backend, comparison, program, ways  # noqa: E402
 from taso_mirage.torch import inductor as code  # noqa: E402
-from taso_mirage.torch.backend import CapturedGraph, checked_options  # noqa: E402
+from taso_mirage.torch.backend import CapturedGraph, check_options  # noqa: E402
 from taso_mirage.torch.functionalization import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 
@@ -45,7 +45,7 @@ class Played:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[float | None] = [1.5, 1.5]
         self.compiled, self.calls = list[Any](), 0
-        monkeypatch.setattr(code, "compiled_by_inductor", self.compile)
+        monkeypatch.setattr(code, "compile_by_inductor", self.compile)
         monkeypatch.setattr(ways, "slower", self.race)
 
     def compile(self, captured: Any, given: Any) -> Callable[..., Any]:
@@ -173,13 +173,13 @@ def test_on_cuda_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_cuda", lambda given: True)
     monkeypatch.setattr(ways.Fallback, "_try", lambda self, *given: tried.append(self._wanted))
     for wanted in (None, "eager", "inductor"):
-        ways.Fallback(torch.fx.symbolic_trace(lambda x: x.sin()), wanted).compiled(torch.sin, [X])
+        ways.Fallback(torch.fx.symbolic_trace(lambda x: x.sin()), wanted).code_for(torch.sin, [X])
     assert tried == [None, "inductor"]
 
 
 def test_an_unknown_fallback_is_refused() -> None:
     with pytest.raises(InvalidOption, match="fallback='triton': it is one of 'eager', 'inductor'"):
-        checked_options({"fallback": "triton"})
+        check_options({"fallback": "triton"})
 
 
 def test_a_failure_of_inductor_is_one_warning(inductor: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_failure_of_inductor_is_one_warning(inductor: Played, monkeypatch: pyt
         warnings.warn("said by the way", stacklevel=1)
         raise RuntimeError("no compiler\nmore of it")
 
-    monkeypatch.setattr(code, "compiled_by_inductor", fails)
+    monkeypatch.setattr(code, "compile_by_inductor", fails)
     ours, graphs = compiled(torch.sin)
     with pytest.warns(UserWarning, match="Inductor") as said:
         same(ours, torch.sin, X)
@@ -204,7 +204,7 @@ def test_its_results_are_compared_with_those_of_eager_pytorch(
     """Results are refused that are as far apart as operands in TF32 make them."""
     made = inductor.compile
     monkeypatch.setattr(
-        code, "compiled_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]
+        code, "compile_by_inductor", lambda *given: lambda *own: [each * factor for each in made(*given)(*own)]
     )
     ours, graphs = compiled(torch.sin)
     with warnings.catch_warnings(record=True) as said:
@@ -231,7 +231,7 @@ def test_what_it_changes_in_place_is_compared_too(inductor: Played, monkeypatch:
 
         return call
 
-    monkeypatch.setattr(code, "compiled_by_inductor", wrong)
+    monkeypatch.setattr(code, "compile_by_inductor", wrong)
     ours, graphs = compiled(cached)
     with pytest.warns(UserWarning, match="is not used"):
         ours(torch.ones(7), torch.ones(7) * 3)

@@ -1,11 +1,11 @@
 """The functions of a convolution whose weights stay in shared memory, in Gluon; `stationary.py`
-fills their holes.
+computes the parts in braces.
 
-Why nothing is read that is not there. A group copies into the slot that it read an iteration
-before: all its threads have met since, where they waited for the next tile. Operands that tensor
-cores take from registers stay there until they are done, which the group waits for before the
-registers get the next tile. Weights are there before the groups begin, and nobody writes them
-again.
+Why nothing is read before it is written: A group copies into the slot that it read an iteration
+before; all its threads have met since, when they waited for the next tile. Operands that tensor
+cores read from registers stay there until the products are done, and the group waits for these
+before the registers get the next tile. Weights are complete before the groups begin, and are not
+written again.
 """
 
 from __future__ import annotations

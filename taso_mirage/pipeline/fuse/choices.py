@@ -166,10 +166,10 @@ class KernelChoices:
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if not self.searching or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
-        searched = self._searched(goal, share, kind)
+        searched = self._search(goal, share, kind)
         return None if searched is None else (searched, True)
 
-    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
+    def _search(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
         end = time.monotonic() + share
         found = [] if self.searches is None else self.searches(goal[0], share / 2, self._goes_on, goal[1])
         if not found:

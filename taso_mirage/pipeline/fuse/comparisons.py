@@ -49,8 +49,8 @@ class Comparisons:
 
     def short(self, before: Session, after: Session) -> Timing:
         """A first look, and a longer one where that leaves it open which is faster."""
-        first = self._timed(before, after, self.seconds / 8)
-        return first if first.verdict is not Verdict.UNDECIDED else self._timed(before, after, self.seconds / 2)
+        first = self._time(before, after, self.seconds / 8)
+        return first if first.verdict is not Verdict.UNDECIDED else self._time(before, after, self.seconds / 2)
 
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
         """The original against another model; `opened` are sessions on both by the wall.
@@ -62,7 +62,7 @@ class Comparisons:
         sessions = opened if clock == self.target else _both(original, model, clock, anew=False)
         self.held[:] = sessions[:1]
         while True:
-            looks.append(self._timed(*sessions, self.seconds))
+            looks.append(self._time(*sessions, self.seconds))
             if len(looks) == PAIRS or pooled(looks).verdict is not Verdict.UNDECIDED or not more():
                 return pooled(looks)
             sessions = _both(original, model, clock, anew=True)
@@ -73,16 +73,16 @@ class Comparisons:
         """Whether a model without the library of kernels is as fast as the original, and the line
         that says so."""
         timing = self.whole(original, model, opened, more)
-        return timing.as_fast, said_elsewhere(timing.as_fast, timing.ratio)
+        return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
 
-    def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
+    def _time(self, before: Session, after: Session, seconds: float) -> Timing:
         share = seconds / len(self.feeds)
         times = [interleaved([before, after], feed, share, ends=clear) for feed in self.feeds]
         works = before.target != self.target
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 
 
-def said_elsewhere(as_fast: bool, ratio: float) -> str:
+def elsewhere_note(as_fast: bool, ratio: float) -> str:
     """The line on a model without the library of its kernels, which is so many times as fast as the
     original."""
     return (ELSEWHERE if as_fast else SLOWER_ELSEWHERE).format(ratio)

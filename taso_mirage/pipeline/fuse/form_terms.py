@@ -39,7 +39,7 @@ class ModelInTerms:
             if node not in done:
                 new = with_args(node, tuple([done[a] for a in node.args]))
                 done[node] = self._with_bias(_once_turned(new))
-        return _kept(model, tuple([done[o] for o in outputs]), {**self.weights, **model.weights})
+        return _with_outputs(model, tuple([done[o] for o in outputs]), {**self.weights, **model.weights})
 
     def _with_bias(self, node: Node) -> Node:
         """A convolution to which its own bias is added."""
@@ -68,7 +68,7 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ModelInTerms:
         terms, members = ends.get(node, (None, []))
         new = None if terms is None else terms.term(members, made)
         made.done[node] = new or with_args(node, tuple([made.done[a] for a in node.args]))
-    kept = _kept(model, tuple([made.done[o] for o in model.graph.outputs]), made.weights)
+    kept = _with_outputs(model, tuple([made.done[o] for o in model.graph.outputs]), made.weights)
     return ModelInTerms(kept, made.originals, model.weights, made.biases)
 
 
@@ -87,13 +87,13 @@ def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTe
     return found
 
 
-def _kept(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]) -> Model:
+def _with_outputs(model: Model, outputs: tuple[Node, ...], weights: Mapping[str, Weight]) -> Model:
     """The model with other outputs and the weights that these depend on."""
     used = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     return model.with_graph(outputs, {name: each for name, each in weights.items() if name in used})
 
 
-def decomposed(model: Model, sizes: Mapping[str, int], prepared: PreparedKinds) -> Model:
+def decompose(model: Model, sizes: Mapping[str, int], prepared: PreparedKinds) -> Model:
     """The model with fused terms taken apart (`Traits.decomposition`).
 
     Each becomes its products and the rest, if there are kernels for the products at these sizes of
@@ -102,7 +102,7 @@ def decomposed(model: Model, sizes: Mapping[str, int], prepared: PreparedKinds) 
     done: dict[Node, Node] = {}
     for node in model.nodes():
         done[node] = new = with_args(node, tuple([done[a] for a in node.args]))
-        if (decompose := traits(node).apart) is not None and (apart := decompose(new)) is not None:
+        if (parts := traits(node).apart) is not None and (apart := parts(new)) is not None:
             made = topological([apart], stop=new.args)
             done[node] = apart if any(n.args and prepared.begins(n, sizes) for n in made) else new
     outputs = tuple([done[o] for o in model.graph.outputs])

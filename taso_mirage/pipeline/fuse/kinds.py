@@ -13,7 +13,7 @@ from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
 from taso_mirage.lowering.backend import Backend
 from taso_mirage.mugraph.arranged import ArrangedGoal, arranged
 from taso_mirage.mugraph.free import FreeSizes
-from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decomposed, with_terms
+from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decompose, with_terms
 from taso_mirage.pipeline.fuse.region_kernels import possible_seconds
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.regions.batches import EqualRegions
@@ -48,7 +48,7 @@ def variants(
     given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # all that is asked of inputs
     found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
     goal = found[0]
-    if goal is None or any(each != goal for each in found) or not _proved(kind.goal, goal):
+    if goal is None or any(each != goal for each in found) or not _is_proved(kind.goal, goal):
         return [first]
     made = replace(kind, goal=goal.graph, whole=goal.operators(kind.whole))
     sums = goal.graph.inputs[len(kind.goal.inputs) :]
@@ -61,7 +61,7 @@ def variants(
     return [replace(first, several=True), RegionVariant(made, places, first.operators, several=True)]
 
 
-def _proved(goal: Graph, other: ArrangedGoal) -> bool:
+def _is_proved(goal: Graph, other: ArrangedGoal) -> bool:
     over = substitute(other.graph.outputs, dict(zip(other.graph.inputs, other.terms, strict=True)))
     return isinstance(prove_symbolic(goal.outputs, over), Proved)
 
@@ -81,7 +81,7 @@ class Kinds:
     left_out: set[str] = field(default_factory=set)
 
 
-def found_kinds(
+def find_kinds(
     model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport
 ) -> Kinds:
     """The kinds of regions of a model at some sizes for a back end; once it is `late`, the search
@@ -92,7 +92,7 @@ def found_kinds(
     if prepared is not None:
         with contained("any region", report):
             made.layout = with_terms(model, prepared.terms) if prepared.terms else None
-            made.model = made.layout.model if made.layout else decomposed(model, sizes, prepared)
+            made.model = made.layout.model if made.layout else decompose(model, sizes, prepared)
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):
         found, made.left_out = free_regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)

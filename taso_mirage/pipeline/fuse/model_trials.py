@@ -17,7 +17,7 @@ from taso_mirage.pipeline.fuse.comparisons import Comparisons
 from taso_mirage.pipeline.fuse.kinds import Kinds
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import StageTime
-from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, pays, shipped
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, pays, ship
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport
 from taso_mirage.report.result import PlacedKernels, Result
@@ -54,7 +54,7 @@ class ModelTrials:
         if self.time.budget.stop or child().deadline.last() < self.time.trial:
             return False
         start, self.count = time.monotonic(), self.count + 1
-        trial = self._shipped(trial) if self.once else trial
+        trial = self._ship(trial) if self.once else trial
         if self._session is None or self._session.target != self.comparisons.clock():
             self._session = self._beside()
         if (tried := self._faster(self._session, self.kept, trial)) is not None:
@@ -66,8 +66,8 @@ class ModelTrials:
         """The model with the kernels that make it faster as a whole, neighbours among all that were
         `made` together; None where none does."""
         if not self.once:
-            kept = self.kept if self._session is None else self._joined(self.kept, self._session, made)
-            self.kept = self._shipped(kept)
+            kept = self.kept if self._session is None else self._join(self.kept, self._session, made)
+            self.kept = self._ship(kept)
         return self.with_kernels(self.kept) if self.kept else None
 
     def with_kernels(self, kernels: Sequence[RegionKernel]) -> Model:
@@ -84,9 +84,9 @@ class ModelTrials:
         timing = self.result.timing if self.result.changed else None
         return 1.0 if timing is None else timing.ratio
 
-    def _shipped(self, kernels: Sequence[RegionKernel]) -> list[RegionKernel]:
+    def _ship(self, kernels: Sequence[RegionKernel]) -> list[RegionKernel]:
         """The kernels as they are written."""
-        return shipped(kernels, self.backend, self.report) if self.elsewhere else list(kernels)
+        return ship(kernels, self.backend, self.report) if self.elsewhere else list(kernels)
 
     def _beside(self) -> Session:
         """A session on the model with which the next one is compared: the model so far, or, where
@@ -117,7 +117,7 @@ class ModelTrials:
         self.placed.append(PlacedKernels(places, timing.ratio / gained, len(stored)))
         return tried
 
-    def _joined(self, kept: list[RegionKernel], session: Session, tried: Sequence[RegionKernel]) -> list[RegionKernel]:
+    def _join(self, kept: list[RegionKernel], session: Session, tried: Sequence[RegionKernel]) -> list[RegionKernel]:
         """The kernels that are kept, of which neighbours are one kernel where that makes the model
         faster: all of them, else each."""
         try:

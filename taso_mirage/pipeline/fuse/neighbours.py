@@ -51,7 +51,7 @@ class Neighbours:
         found: dict[str, tuple[Record, list[RegionSite], list[RegionSite]]] = {}
         for parts in self._units():
             whole = self._whole(parts)
-            record = joined_record([(self.kind[each].record, each) for each in parts], whole)
+            record = join_records([(self.kind[each].record, each) for each in parts], whole)
             _, wholes, places = found.setdefault(repr(record), (record, [], []))
             wholes.append(whole)
             places += parts
@@ -158,7 +158,7 @@ def without(kinds: Sequence[RegionKernel], places: Sequence[RegionSite]) -> list
 # ---------------------------------------------------------------- muGraphs
 
 
-def joined_record(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) -> Record:
+def join_records(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) -> Record:
     """The choices for some parts, operands first, as one for the place that they are together."""
     graphs = [from_json(record["mugraph"]) for record, _ in parts]
     sites = [site for _, site in parts]
@@ -168,11 +168,11 @@ def joined_record(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite)
         own = [
             next((each[m] for m in sorted(each) if m >= most), last) for each, last in zip(ranged, graphs, strict=True)
         ]
-        before.append({"mugraph": to_json(joined_mugraph(own, sites, whole)), "most": most})
-    return {"mugraph": to_json(joined_mugraph(graphs, sites, whole)), "before": before}
+        before.append({"mugraph": to_json(join_mugraphs(own, sites, whole)), "most": most})
+    return {"mugraph": to_json(join_mugraphs(graphs, sites, whole)), "before": before}
 
 
-def joined_mugraph(graphs: Sequence[Graph], sites: Sequence[RegionSite], whole: RegionSite) -> Graph:
+def join_mugraphs(graphs: Sequence[Graph], sites: Sequence[RegionSite], whole: RegionSite) -> Graph:
     """muGraphs, each for its place in a model, as the one for the place that they are together."""
     known: dict[Node, Node] = {}
     for graph, site in zip(graphs, sites, strict=True):

@@ -85,7 +85,7 @@ class KernelOrder:
         for kind, gain in possible.items():
             seconds = KNOWN if kind in known else KERNEL
             self.schedule.add(
-                [ScheduledWork(MADE, gain, seconds, partial(self._made, kind), f"{MADE} {seconds}", LEAST)]
+                [ScheduledWork(MADE, gain, seconds, partial(self._make, kind), f"{MADE} {seconds}", LEAST)]
             )
 
     def run(self, going: Callable[[], bool]) -> None:
@@ -107,7 +107,7 @@ class KernelOrder:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
         return self.schedule.step()
 
-    def _made(self, kind: EqualRegions, seconds: float) -> float:
+    def _make(self, kind: EqualRegions, seconds: float) -> float:
         del self.waiting[kind]
         left = max(self.left() - self.trial(), 0.0)
         found = self.make(kind, min(seconds, left, max(KERNEL, PART * left)))
@@ -118,10 +118,10 @@ class KernelOrder:
         return _saved(found)
 
     def _try(self, kinds: Sequence[RegionKernel], least: float = 0.0, gain: float | None = None) -> None:
-        work, gain = partial(self._tried, tuple(kinds)), _saved(kinds) if gain is None else gain
+        work, gain = partial(self._place, tuple(kinds)), _saved(kinds) if gain is None else gain
         self.schedule.add([ScheduledWork(TRIED, gain, self.trial(), work, TRIED, least)])
 
-    def _tried(self, kinds: Sequence[RegionKernel], seconds: float) -> float:
+    def _place(self, kinds: Sequence[RegionKernel], seconds: float) -> float:
         """The seconds that some kinds save, if the model is faster with those of them that are not
         in it."""
         kinds = [each for each in kinds if each in self.made]

@@ -85,7 +85,7 @@ def rounding_nothing(kept: Sequence[RegionKernel], backend: Backend) -> list[Reg
     ]
 
 
-def shipped(kept: Sequence[RegionKernel], backend: Backend, report: ErrorReport) -> list[RegionKernel]:
+def ship(kept: Sequence[RegionKernel], backend: Backend, report: ErrorReport) -> list[RegionKernel]:
     """The kinds with kernels for all machines, without those that have none."""
     try:
         made = backend.shipped([kind.record for kind in kept])
@@ -94,7 +94,7 @@ def shipped(kept: Sequence[RegionKernel], backend: Backend, report: ErrorReport)
         raise
     except Exception as error:
         if len(kept) > 1:
-            return [each for kind in kept for each in shipped([kind], backend, report)]
+            return [each for kind in kept for each in ship([kind], backend, report)]
         report(" ".join(kept[0].operators), error)
         return []
 

@@ -13,8 +13,9 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers
@@ -40,7 +41,7 @@ def searchers(count: int, seconds: float) -> Workers | None:
     """Processes that will search; None where there are few cores. Each search may take so many
     seconds. To be started at once: each takes seconds to import its modules (`start` with an empty
     job)."""
-    return Workers(f"{__name__}:{searched.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
+    return Workers(f"{__name__}:{search_goal.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
 
 
 class Searches:
@@ -61,7 +62,7 @@ class Searches:
         several = count and len(goals) > HERE
         self.workers = ready if several else None
         if several and ready is None:
-            self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE)
+            self.workers = Workers(f"{__name__}:{search_goal.__name__}", count, seconds + LATE)
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[SearchedGoal, Future[Any]] = {}
         if self.workers is None:
@@ -93,7 +94,7 @@ class Searches:
             self.workers.close()
 
 
-def searched(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+def search_goal(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:
     """The muGraphs found for the goal of a job, run in a process of its own; the text of an error
     that is not a TasoMirageError. An empty job reads the operators, as the first search does."""
     if not job:

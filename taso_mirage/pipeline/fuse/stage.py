@@ -28,10 +28,10 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.fuse.choices import KernelChoices
-from taso_mirage.pipeline.fuse.comparisons import Comparisons, said_elsewhere
+from taso_mirage.pipeline.fuse.comparisons import Comparisons, elsewhere_note
 from taso_mirage.pipeline.fuse.kernel_check import KernelCheck
 from taso_mirage.pipeline.fuse.kernel_maker import KernelMaker
-from taso_mirage.pipeline.fuse.kinds import found_kinds
+from taso_mirage.pipeline.fuse.kinds import find_kinds
 from taso_mirage.pipeline.fuse.model_trials import ModelTrials
 from taso_mirage.pipeline.fuse.modes import check_mode
 from taso_mirage.pipeline.fuse.order import KernelOrder, StageTime
@@ -102,7 +102,7 @@ class _Stage:
         base = result if result.changed or result.normal is None else result.of(result.normal)
         sizes = result.workloads[0][0]
         backend = backend.rounding() if ROUNDED in result.target.options else backend
-        kinds = found_kinds(base.model, sizes, backend, spent.over, self._report)
+        kinds = find_kinds(base.model, sizes, backend, spent.over, self._report)
         spent.reserve = once and config.elsewhere and kinds.model is not base.model
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
@@ -144,7 +144,7 @@ class _Stage:
             return self.result.noted(*self.notes, self._none())
         self.notes += [self.ended] if self.ended else []
         with contained("the model", self._report):
-            return self._checked(model)
+            return self._check(model)
         return self.result.noted(*self.notes)
 
     def _makes(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
@@ -191,14 +191,14 @@ class _Stage:
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
 
-    def _checked(self, model: Model) -> Result:
+    def _check(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
         differences = self._differences(model)
         if (bad := next((d for d in differences if not d.passed), None)) is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
-        timing = self.trials.timing or self._compared(model)
+        timing = self.trials.timing or self._compare(model)
         if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if self.config.elsewhere:
@@ -238,7 +238,7 @@ class _Stage:
         whole = check.whole(model, session)
         return [*regions, *whole] if regions is not None else [*whole, *check.without_library(model)]
 
-    def _compared(self, model: Model) -> Timing:
+    def _compare(self, model: Model) -> Timing:
         """The times of the original and of the model."""
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
@@ -249,11 +249,11 @@ class _Stage:
         trials = self.trials
         known = trials.once and trials.kinds.model is trials.before and not any(k.turned for k in trials.kept)
         if known and not any(region.free for kind in trials.kept for region in kind.regions):
-            return True, said_elsewhere(True, trials.gained)
+            return True, elsewhere_note(True, trials.gained)
         there = model.without_library()
         if trials.first is not None:
             timing = trials.comparisons.short(trials.first, runtime.open_in_child(there, trials.first.target))
-            return timing.as_fast, said_elsewhere(timing.as_fast, timing.ratio)
+            return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
         return trials.comparisons.elsewhere(self.result.original, there, self._both(there), self._more)
 
     def _both(self, model: Model) -> tuple[Session, Session]:
