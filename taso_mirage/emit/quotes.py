@@ -12,7 +12,6 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from textwrap import indent
 from typing import Any
 
@@ -39,12 +38,11 @@ OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="},
 }
 
-ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv},
-    **{ast.Mod: operator.mod, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
+
+COMPUTED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
 }
-"""The operations that are computed in braces."""
 
 
 def quoted(text: str, **known: Any) -> list[ProgramFunction]:
@@ -123,28 +121,23 @@ class _Quote:
                     yield self._value(node)
 
     def _computed(self, node: ast.expr) -> Any:
-        """The value of an expression in braces; nothing but these forms is evaluated."""
+        """The value of an expression in braces: arithmetic of known names, their attributes and
+        their methods."""
         match node:
-            case ast.Constant(value):
-                return value
             case ast.Name(name):
                 return self.known[name]
+            case ast.Constant(value):
+                return value
             case ast.Attribute(value, member):
                 return getattr(self._computed(value), member)
-            case ast.Subscript(value, at):
-                return self._computed(value)[self._computed(at)]
-            case ast.BinOp(left, sign, right):
-                return ARITHMETIC[type(sign)](self._computed(left), self._computed(right))
-            case ast.Compare(left, signs, rights):
-                values = [*map(self._computed, (left, *rights))]
-                return all(ARITHMETIC[type(s)](a, b) for s, (a, b) in zip(signs, pairwise(values), strict=True))
-            case ast.UnaryOp(ast.Not(), value):
-                return not self._computed(value)
-            case ast.UnaryOp(ast.USub(), value):
-                return -self._computed(value)
-            case ast.Call(function, args, []):
+            case ast.Call(function, args):
                 return self._computed(function)(*map(self._computed, args))
-        raise SyntaxError(f"not evaluated in a quoted program: {ast.unparse(node)}")
+            case ast.BinOp(left, sign, right):
+                return COMPUTED[type(sign)](self._computed(left), self._computed(right))
+            case ast.Compare(left, signs, others) if all(isinstance(each, ast.Eq) for each in signs):
+                first = self._computed(left)
+                return all(first == self._computed(each) for each in others)
+        raise SyntaxError(f"no expression in braces: {ast.unparse(node)}")
 
     def _value(self, node: ast.expr) -> Expression:
         match node:
