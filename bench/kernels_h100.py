@@ -55,7 +55,8 @@ from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
 from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
-from taso_mirage.mugraph.search import FoundMuGraph, superoptimize  # noqa: E402
+from taso_mirage.mugraph.found import FoundMuGraph  # noqa: E402
+from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 
 TOLERANCE = 4e-3
 """The norm of the difference from float64, over its norm: half precision has 5e-4 an element."""

@@ -40,11 +40,12 @@ from end_to_end_common import ALONE, ROOT, Compiled
 from rows import Rows
 
 from taso_mirage.devices.stamp import read_stamp
-from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io import load
+from taso_mirage.runtime.register import metadata
 
 MODES = ("default", "max-autotune")
 """Modes of torch.compile; the second has CUDA graphs."""
@@ -147,16 +148,16 @@ def _opened(name: str, options: argparse.Namespace, found: dict[str, Any]) -> di
     for key, path in paths.items():
         if path.exists():
             model = load(path, trust_kernels=True)
-            runs[key] = runtime.open_in_child(model, target_of(model, options.device), source=True)
+            runs[key] = runtime.open_in_child(model, target_of(path, options.device), source=True)
         else:
             found["absent"][key] = "the command wrote no file"
     return runs
 
 
-def target_of(model: Model, device: str) -> Any:
-    """The target with the options that a result was measured with."""
+def target_of(path: Path, device: str) -> Any:
+    """The target with the options that a file was measured with."""
     target: Any = named(device)
-    stamp = read_stamp(model.header.metadata_props)
+    stamp = read_stamp(metadata(path))
     if stamp is None:
         return target
     unsaid = set(target.stamp.options) - set(target.options)

@@ -44,10 +44,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow, whole = config.option.markexpr == "slow", is_whole_suite(config)
     marks = [(item, key(item, *pair)) for item in items for pair in item.iter_markers_with_node("sampled")]
     turns: dict[int, dict[str, int]] = {}
-    for _, (days, name) in marks:
-        turns.setdefault(days, {}).setdefault(name, len(turns[days]))
     for item, (days, name) in marks:
-        if slow or (whole and (DAY + turns[days][name]) % days):
+        if item.get_closest_marker("slow") is None:
+            turns.setdefault(days, {}).setdefault(name, len(turns[days]))
+    for item, (days, name) in marks:
+        if slow or (whole and (DAY + turns.get(days, {}).get(name, 0)) % days):
             item.add_marker("slow")
 
 

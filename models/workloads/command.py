@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from taso_mirage.ir.terms import topological
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.graph import KernelGraph
-from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.rewriting.text import show_graph
 
 

@@ -2,7 +2,7 @@
 hand needs.
 
 Triton adds two hidden pointers after a kernel's own parameters (global and profile scratch memory);
-who launches a kernel passes null for both.
+a launch passes null for both.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 
 SWIZZLES = (0, 32, 64, 128)
-"""Bytes, by the driver's number (`CUtensorMapSwizzle`)."""
+"""Bytes that are swizzled, by the driver's number (`CUtensorMapSwizzle`)."""
 OVERLAPPING = 90
-"""The first compute capability whose kernels may start before the one before them has ended."""
+"""The first compute capability whose kernels may start before the end of the preceding kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A tensor map for Hopper's TMA, which the host makes of an argument
+    """A tensor map for Hopper's TMA, which the host encodes from an argument
     (`cuTensorMapEncodeTiled`): dims and strides of the tensor in elements, the outermost first, the
-    box that is copied at a time, and the bytes that are swizzled in shared memory. Elements outside
-    of the tensor are read as 0, or as NaN."""
+    box of one copy, and the bytes that are swizzled in shared memory. Elements outside of the
+    tensor are read as 0, or as NaN."""
 
     argument: int
     shape: Shape
@@ -47,14 +47,12 @@ class CompiledKernel:
     """One kernel for one architecture.
 
     A launch has `grid` blocks of 32 * `warps` threads, `cluster` of which along the first dim are
-    launched as one, `shared` bytes of dynamic shared memory, and
-    as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
-    `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
-    it (programmatic dependent launch).
-    `maps`: these arguments are tensor maps, each followed by its dims in 32 bits and its strides in
-    64.
-    `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
-    of sm_90 and newer ones is for one architecture alone.
+    launched as one, `shared` bytes of dynamic shared memory, and as arguments one pointer for each
+    of `buffers`, the sizes that a run gives in 32 bits, then `hidden` null pointers (Triton's own
+    scratch). `overlap`: the kernel itself waits for the preceding one (programmatic dependent
+    launch). `maps`: these arguments are tensor maps, each followed by its dims in 32 bits and its
+    strides in 64. `ptx`: the text from which the cubin was assembled. Later GPUs accept the text
+    for sm_80 and sm_89; the text for sm_90 and newer is for one architecture alone.
     """
 
     symbol: str
@@ -74,9 +72,10 @@ class CompiledKernel:
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
     """The module of a program's source, from a file in `folder`. It imports triton.
 
-    The compiled code names no lines, which would name the folder: no two builds would be equal; and
-    products are contracted with sums, whatever a version of Triton does by default. The setting is
-    part of the key in Triton's cache, so all processes that share the cache have to have it.
+    The compiled code contains no line information, which would name the folder, so that no two
+    builds would be equal. Products are contracted with sums, for every version of Triton. This
+    setting is part of the key in Triton's cache, so all processes that share the cache have to use
+    it.
     """
     path = folder / f"{name}.py"
     path.write_text(source)
@@ -100,7 +99,7 @@ def compiled(
 
     `schedules` replace the program's own.
 
-    Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable
+    Buffers must be aligned to 16 bytes, as every allocator aligns them. Raises RuntimeUnavailable
     without Triton.
     """
     with TemporaryDirectory() as folder:  # Triton reads the source from the file again
@@ -161,7 +160,7 @@ def _compiled(
 
 
 def _tensor_maps(launch: TritonLaunch, made: Sequence[Mapping[str, Any]]) -> tuple[TensorMap, ...]:
-    """The maps of a launch, with the boxes that the compiler copies its tiles in."""
+    """The maps of a launch, with the boxes in which the compiler copies its tiles."""
     return tuple(
         [
             TensorMap(i, tile.shape, (tile.shape[1], 1), tuple(found["block_size"]), SWIZZLES[found["swizzle"]])
@@ -177,5 +176,5 @@ def _gluon_source() -> Any:
 
 
 def _tiled(pointed: str, tile: tuple[int, int], module: ModuleType) -> str:
-    """The type of an argument that is copied in tiles, as Triton writes it."""
+    """Triton's name of the type of an argument that is copied in tiles."""
     return f"tensordesc<{pointed.removeprefix('*')}{list(tile)},{module.TILED.value!r}>"

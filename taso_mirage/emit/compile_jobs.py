@@ -16,16 +16,18 @@ from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.system.workers import Workers
 
 Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
-"""Does a `job` in another process (`compilers` makes one); the result is whether the program
-compiles."""
+"""A function that does a `job` in another process (`compilers` makes one), and returns whether the
+program compiles."""
 COMPILERS = 12
-"""Processes that compile, at most: each imports PyTorch, and takes half a gigabyte of the GPU."""
+"""The largest number of processes that compile: each imports PyTorch, and takes half a gigabyte of
+the GPU."""
 SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
-"""A program that is compiled soon."""
+"""A program that compiles quickly."""
 ASSEMBLER = "TRITON_PTXAS_PATH"
 """The variable that names the assembler, which PyTorch's compiler sets."""
 LIMIT = 10.0
-"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
+"""The largest time for a program in seconds. Most take one or two; beyond the limit the compiler is
+stuck."""
 
 
 def compilers(count: int) -> Workers:
@@ -49,7 +51,7 @@ def job(program: TritonProgram) -> dict[str, Any]:
 
 
 def first_job() -> dict[str, Any]:
-    """A `job` that is small: a process takes seconds for its first one, whatever that is."""
+    """A small `job`: every process takes seconds for its first one."""
     return {"source": SMALL, "launches": [["kernel", ["float32"], [], 0, {"num_warps": 1}]], "settings": _settings()}
 
 
@@ -65,13 +67,13 @@ def _settings() -> dict[str, str]:
 
 @cache
 def _assembler() -> str | None:
-    """The assembler that keys of this process name: Triton asks for its version once."""
+    """The assembler in this process's keys: Triton asks for its version once."""
     return os.environ.get(ASSEMBLER)
 
 
 def warmed(job: Mapping[str, Any]) -> bool:
-    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it
-    can be done."""
+    """Compile a program's launches into Triton's cache, in a process with access to the GPU.
+    Returns whether they compile."""
     import torch
 
     for name in [name for name in os.environ if name.startswith("TRITON_")]:

@@ -5,16 +5,16 @@ that runs the grids in order.
                          void (*parallel_for)(void (*)(void*, size_t), size_t, void*, void*), void* pool);
     extern "C" size_t NAME_scratch();   // bytes that `scratch` must have, aligned to 64
 
-Where sizes are named that only a run knows (n0, ...), they come behind the inputs and the prepared
-arrays, at `inputs[count of inputs + 1]`, a `const size_t*`; then NAME_scratch takes it too.
+Named sizes that only a run knows (n0, ...) follow the inputs and the prepared arrays, at
+`inputs[count of inputs + 1]`, a `const size_t*`; NAME_scratch takes them, too.
 
 Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count,
 data, pool)` calls fn(data, i) for every i below count, in any order, on any threads, and returns
-when all have returned; `pool` is handed through (an OrtKernelContext, say). Where it is null the
-blocks run in a loop. Kernels keep no state between calls.
+when all have returned; `pool` is passed through (for example an OrtKernelContext). If
+`parallel_for` is null, the blocks run in a loop. Kernels keep no state between calls.
 
-A muGraph that prepares its weights has one more for the arrays that are computed from them, once,
-and read in every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to
+A muGraph that prepares its weights has one more input for the arrays that are computed from them,
+once, and read in every run. It follows the graph's inputs, at `inputs[count of inputs]`, aligned to
 64.
 
     extern "C" const size_t NAME_prepared[];  // its bytes, how many inputs are weights, and which
@@ -33,7 +33,7 @@ from importlib.resources import files
 from operator import mul
 
 from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
-from taso_mirage.emit.cpu.lazy_tensors import LazyMeaning
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
@@ -59,14 +59,14 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 ALONE = 1 << 16
-"""Bytes up to which a kernel without products runs on its caller's thread: to start the others
-takes longer."""
+"""Bytes up to which a kernel without products runs on its caller's thread: starting the other
+threads takes longer."""
 
 
 def generate_cpp(graph: Graph, name: str = "kernel") -> str:
     """The C++ source of a muGraph, complete in one file.
 
-    Raises Unsupported with the operator or dtype that has no C++.
+    Raises Unsupported with the operator or dtype that has no form in C++.
     """
     return generate_all({name: graph})
 
@@ -92,10 +92,11 @@ class SizeRange:
 
 
 def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kernel") -> str:
-    """One entry point for muGraphs of one goal: the first of those `before` whose range has the
-    sizes of a run, else `graph`. All have the same inputs, and prepare the same of them.
+    """One entry point for muGraphs of one goal: it runs the first of those `before` whose range
+    contains the sizes of a run, else `graph`. All have the same inputs, and prepare the same
+    weights.
 
-    Raises Unsupported where they do not."""
+    Raises Unsupported if they do not."""
     if not before:
         return generate_cpp(graph, name)
     graphs, limits = [*[each.graph for each in before], graph], [each.most for each in before]
@@ -119,7 +120,7 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
 
 
 def _scratch_function(name: str, sized: bool, body: tuple[Statement, ...] = ()) -> ProgramFunction:
-    """The function that says how much scratch memory a run takes."""
+    """The function that returns the bytes of scratch memory for a run."""
     return ProgramFunction(f"{name}_scratch", ("const size_t* sizes",) if sized else (), body, 'extern "C" size_t')
 
 
@@ -149,7 +150,7 @@ class CppProgram:
         self.prepared = PreparedCalls(self.places)
 
     def source(self) -> str:
-        """The program's functions; code that all programs share stands above them."""
+        """The program's functions; the code that all programs share precedes them."""
         for node in self.graph:
             if self.prepared.reads(node):
                 self._run_prepared()
@@ -199,7 +200,7 @@ class CppProgram:
                 self.calls.append(made)
 
     def _delivered(self, i: int, output: Node) -> None:
-        """An output that is an input, or that an earlier output is too, is copied."""
+        """Copy an output that is an input, or equals an earlier output."""
         if output.op == "constant":
             raise Unsupported("an output of the muGraph that is a constant")
         (place, type), wanted = self.places.of(output), v.outputs[i]
@@ -223,13 +224,13 @@ class CppProgram:
 
 @cache
 def vector_header() -> str:
-    """Elementary functions and dot products, which every source contains; and how a grid is run."""
+    """Elementary functions, dot products, and the loop over a grid, which every source contains."""
     return files("taso_mirage.emit.cpu").joinpath("vector.h").read_text()
 
 
 @cache
 def free_header() -> str:
-    """The header of sources whose sizes are known only in a run."""
+    """The header of sources with sizes that only a run knows."""
     return files("taso_mirage.emit.cpu").joinpath("free.h").read_text()
 
 

@@ -1,6 +1,6 @@
 """Finds the forms: kernels written by hand, one in each file of a folder, and those of plug-ins.
 
-They are imported when the first one is asked for, and nothing lists them.
+They are imported at the first request, and no code lists them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def discovered() -> tuple[Any, ...]:
     """The value `FORM` of every file of the folder, by the names of the files, then the forms of
     plug-ins, by their names.
 
-    Raises InvalidOption where a plug-in has none, or has kernels for an operator that is not there
-    or that another form has.
+    Raises InvalidOption if a plug-in has none, or has kernels for an operator that is missing or
+    that belongs to another form.
     """
     names = sorted(module.name for module in pkgutil.iter_modules(import_module(FOLDER).__path__) if not module.ispkg)
     found = [import_module(f"{FOLDER}.{name}").FORM for name in names]
@@ -43,7 +43,8 @@ def _of_plugin(plugin: Plugin, taken: set[str]) -> Any:
 
 
 def _operator(form: Any) -> str | None:
-    """The operator whose terms a form writes; None for what is no form, whatever its class does."""
+    """The operator whose terms a form writes; None for an object that is no form, whatever its
+    class does."""
     try:
         op = form.program.op if callable(form.read) and callable(form.members) else None
     except Exception:

@@ -1,4 +1,4 @@
-"""How long a generated program may take, by an analytic model of a GPU."""
+"""The estimated time of a generated program, by an analytic model of a GPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import numpy_dtype
 
 RESIDENT = 32
-"""Blocks of a processor at a time, at most."""
+"""The largest number of blocks of a processor at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves
-    they run."""
+    """The seconds of a launch by the model, the number of blocks that a processor holds, and the
+    number of waves in which they run."""
 
     seconds: float
     resident: int
@@ -35,7 +35,7 @@ def estimated(
     shared: int | None = None,
     sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Estimate:
-    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start.
+    """The longest time of memory, L2 cache and arithmetic, in whole waves, plus that of the start.
 
     `shared`: as compiled, if known; `sizes`: those that a run gives.
     """
@@ -63,13 +63,13 @@ def estimated(
 
 
 def buffer_bytes(buffer: TritonBuffer, sizes: Mapping[str, int]) -> int:
-    """At sizes of the names that a run gives."""
+    """The estimate at these sizes of the names that a run gives."""
     return evaluate(buffer.elements, sizes) * numpy_dtype(buffer.dtype).itemsize
 
 
 def ranked(
     programs: Iterable[TritonProgram], device: Device = H100, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> list[tuple[float, TritonProgram]]:
-    """Programs with the model's seconds, the fastest first."""
+    """Programs with their seconds by the model, the fastest first."""
     found = [(sum(estimated(p, x, device, sizes=sizes).seconds for x in p.launches), p) for p in programs]
     return sorted(found, key=lambda pair: pair[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import indent
 from typing import Any
 
 from taso_mirage.emit.statements import (
@@ -29,11 +30,11 @@ from taso_mirage.emit.statements import (
     on_new_line,
 )
 
-LANGUAGE = "gl"
+LANGUAGES = ("tl", "gl")
 """How a quoted text names the language itself."""
 OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.And: "and"},
-    **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="},
+    **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="},
 }
 
 
@@ -55,12 +56,15 @@ class _Quote:
 
     def _parameters(self, node: ast.FunctionDef) -> Iterator[str | Parameter]:
         """The parameters; several where one has a star."""
-        starred, given = node.args.vararg, [*node.args.args, None, *node.args.kwonlyargs]
-        for arg in given:
-            if arg is not None:
-                yield arg.arg if arg.annotation is None else Parameter(arg.arg)
-            elif starred is not None:
-                yield from self.known[starred.arg]
+        given, star = node.args, node.args.vararg
+        defaults = [*[None] * (len(given.args) - len(given.defaults)), *given.defaults]
+        named = [*zip(given.args, defaults, strict=True), (star, None)]
+        for arg, default in (*named, *zip(given.kwonlyargs, given.kw_defaults, strict=True)):
+            if arg is star:
+                yield from self.known[arg.arg] if arg is not None else ()
+            elif arg is not None:
+                text = "" if default is None else str(self._value(default))
+                yield arg.arg if arg.annotation is None else Parameter(arg.arg, text)
 
     def _statements(self, nodes: Iterable[ast.stmt]) -> Iterator[Statement]:
         for node in nodes:
@@ -116,7 +120,7 @@ class _Quote:
         match node:
             case ast.Set([inner]):
                 return expression(self._computed(inner))
-            case ast.Attribute(ast.Name(name), member) if name == LANGUAGE:
+            case ast.Attribute(ast.Name(name), member) if name in LANGUAGES:
                 return Expression("own", (), member)
             case ast.Attribute(value, member):
                 return Expression("member", (self._value(value),), member)
@@ -146,6 +150,12 @@ class _Quote:
             line = each.end_lineno
         named = {each.arg: self._value(each.value) for each in node.keywords if each.arg is not None}
         return self._value(node.func)(*values, **named)
+
+
+def quoted_body(text: str, **known: Any) -> tuple[Statement, ...]:
+    """The statements of a text."""
+    (made,) = quoted(f"def body():\n{indent(text, '    ')}", **known)
+    return made.body
 
 
 def _parts(target: ast.expr) -> list[ast.expr]:

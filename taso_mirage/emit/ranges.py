@@ -13,10 +13,10 @@ CLEARLY = 0.95
 def ranges(
     measured: Sequence[Mapping[str, int]], times: Sequence[Sequence[float]], usual: int
 ) -> tuple[int, list[tuple[int, int]]]:
-    """The place of the program for most runs, and before it those for smaller runs, each with the
-    largest product of named sizes that it is for: the geometric mean of the measured sizes on both
-    sides. `times` has those of all programs at each of the `measured` sizes, of which the first are
-    the usual ones; `usual` is the fastest there."""
+    """The place of the program for most runs, and before it those of the programs for smaller runs,
+    each with the largest product of named sizes for which it runs: the geometric mean of the
+    measured sizes on both sides. `times` has the times of all programs at each of the `measured`
+    sizes, of which the first are the usual ones; `usual` is the fastest there."""
     fastest = [own.index(min(own)) if min(own) < CLEARLY * own[usual] else usual for own in times]
     order = sorted(range(len(measured)), key=lambda i: prod(measured[i].values()))
     found: list[tuple[int, int]] = []

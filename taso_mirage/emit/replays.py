@@ -1,6 +1,6 @@
-"""Seconds of calls on the GPU: replays of CUDA graphs that go round sets of inputs (Mirage,
-OSDI'25, section 8), together larger than the L2 cache, so that weights come from memory as they do
-in a model."""
+"""The times of calls on the GPU: replays of CUDA graphs that go round sets of inputs (Mirage,
+OSDI'25, section 8). The sets together are larger than the L2 cache, so that weights come from
+memory as in a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from taso_mirage.emit.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.ir.dims import fixed
 
 REPLAYED, SPAN = 64, 5e-3
-"""The number of calls that are measured at a time, and the seconds after which fewer are: a graph's
-start takes 5 to 7 microseconds (H100)."""
+"""The number of calls that are measured at a time, and the seconds that limit it: a graph's start
+takes 5 to 7 microseconds (H100)."""
 SLOW = 1e-4
 """Seconds of a slow call."""
 LONG = 256
@@ -28,10 +28,10 @@ LONG = 256
 def measured(
     call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05, enough: float = math.inf
 ) -> float:
-    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that
-    goes round `sets` of inputs at least once, and has REPLAYED calls or as many as take SPAN
-    seconds, replayed for about `seconds`. The first call is outside of the graph, for compilation.
-    Of a slow call (SLOW) that takes more than `enough` a single round counts."""
+    """The seconds of one `call(*inputs)` on the current GPU. It is the median replay of a CUDA
+    graph that goes round `sets` of inputs at least once, and has REPLAYED calls, or as many as take
+    SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for
+    compilation. Of a slow call (SLOW) that takes more than `enough` a single round counts."""
     import torch
 
     side = torch.cuda.Stream()
@@ -50,7 +50,7 @@ def measured(
 
 
 def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[int, float]:
-    """How often a graph goes round, and the seconds of a call in one round, 0 where that is not
+    """The number of rounds in a graph, and the seconds of a call in one round, 0 if that is not
     measured.
 
     The time of a round is by the GPU's clock: a call by itself takes as long as the host needs to
@@ -65,8 +65,8 @@ def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> tuple[in
 
 
 def _captured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int) -> tuple[Any, deque[Any]]:
-    """A CUDA graph of calls, and the results of its last round: memory that is free is used again,
-    and stays in the cache."""
+    """A CUDA graph of calls, and the results of its last round: free memory is used again, and
+    stays in the cache."""
     import torch
 
     graph = torch.cuda.CUDAGraph()

@@ -46,6 +46,8 @@ class Expression:
     - "call": the first argument with the others, of which the last ones are `named`
     - "item": the first argument at the others; "member": `text` of the argument
     - "list", "several": the arguments; "group": one in parentheses; "choice": a, if b, else c
+
+    `equals` and `differs` are the comparisons of programs: `==` compares expressions themselves.
     """
 
     op: str
@@ -55,9 +57,9 @@ class Expression:
 
     __add__, __sub__, __mul__, __truediv__ = _operators("+", "-", "*", "/")
     __floordiv__, __mod__, __lshift__, __rshift__ = _operators("//", "%", "<<", ">>")
-    __and__, __or__, __xor__, equals = _operators("&", "|", "^", "==")
+    __and__, __or__, __xor__ = _operators("&", "|", "^")
+    equals, differs = _operators("==", "!=")
     __lt__, __le__, __gt__, __ge__ = _operators("<", "<=", ">", ">=")
-    """`equals` is `==`, which compares expressions themselves here."""
 
     def __radd__(self, other: ExpressionLike) -> Expression:
         return expression(other) + self
@@ -112,9 +114,11 @@ class Vocabulary:
 class Language(Vocabulary):
     """The names of the language itself, whatever its prefix is."""
 
-    def load(self, pointer: ExpressionLike, *masks: ExpressionLike, other: ExpressionLike = 0.0) -> Expression:
+    def load(
+        self, pointer: ExpressionLike, *masks: ExpressionLike, other: ExpressionLike = 0.0, **more: ExpressionLike
+    ) -> Expression:
         """Elements of memory; `other` where one of the masks does not hold."""
-        return self["load"](pointer, **({"mask": every(masks), "other": other} if masks else {}))
+        return self["load"](pointer, **({"mask": every(masks), "other": other} if masks else {}), **more)
 
     def store(self, pointer: ExpressionLike, value: ExpressionLike, *masks: ExpressionLike) -> Expression:
         """Write elements where all masks hold."""

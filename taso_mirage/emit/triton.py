@@ -3,7 +3,7 @@ over torch tensors.
 
 Mirage (OSDI'25), section 6, as far as Triton leaves it to us: the order of computations before, in
 and after the loop, and the time of each fold. Layouts in shared memory and barriers are the Triton
-compiler's, except in the forms in Gluon, which say their own.
+compiler's, except in the forms in Gluon, which state their own.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def program(
 ) -> TritonProgram:
     """Triton source for a muGraph whose terms are kernels.
 
-    `schedules`: one for each kernel, None to leave it to the generator. `batch`: the muGraph is of
-    one sample, and run for as many as the inputs have. `specialized`: kernels whose schedule is
-    left to the generator have groups of warps, in Gluon for sm_90: attention, with roles, and
-    convolutions whose weights stay; one of them at least.
+    `schedules`: one for each kernel, None for the generator's choice. `batch`: the muGraph is for
+    one sample, and runs for as many as the inputs have. `specialized`: at least one of the kernels
+    without a given schedule has groups of warps, in Gluon for sm_90: attention, with roles, and
+    convolutions whose weights stay in shared memory.
 
-    Raises Unsupported with the reason where a body has no form in Triton, or not that one.
+    Raises Unsupported with the reason if a body has no form in Triton, or not the requested one.
     """
     buffers, sizes = tensor_buffers(graph, batch), size_names([x.shape for x in graph.inputs])
     if unnamed := {n for b in buffers.values() for dim in b.shape for n in symbols(dim)}.difference(sizes):
@@ -65,8 +65,8 @@ def program(
 
 
 def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
-    """All forms of a muGraph: that in Triton, and if asked for the one in Gluon; none where it has
-    none."""
+    """All forms of a muGraph: that in Triton, and on request that in Gluon; none if it has no
+    form."""
     found = []
     for each in (False, True)[: 1 + specialized]:
         with suppress(Unsupported):
@@ -81,7 +81,7 @@ def _function(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: S
 
 
 def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
-    """The form whose groups of warps do not wait for each other as those of a block do."""
+    """The form whose groups of warps do not wait for each other, unlike those of a block."""
     found = gpu_programs()[node.op].in_groups
     if found is None:
         raise Unsupported(f"{node.op}, which has no form in Gluon")
@@ -91,8 +91,8 @@ def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:
 def _specialized(
     terms: Sequence[Node], blocks: Sequence[LaunchedFunction], chosen: Sequence[LaunchSchedule | None]
 ) -> list[LaunchedFunction]:
-    """The blocks, with specialized forms in place of those that have one. Raises Unsupported where
-    none has."""
+    """The blocks, with specialized forms in place of those that have one. Raises Unsupported if
+    none has one."""
     found, reasons = list(blocks), list[str]()
     for i, (node, block, schedule) in enumerate(zip(terms, blocks, chosen, strict=True)):
         if schedule is None and not block.specialized:
@@ -106,7 +106,7 @@ def _specialized(
 
 
 def generate(graph: Graph) -> str:
-    """The source alone."""
+    """The source of the module."""
     return program(graph).source
 
 
@@ -146,7 +146,7 @@ def _header(
 
 
 def options_text(launches: Sequence[TritonLaunch]) -> str:
-    """How each launch is tuned, as the module says it."""
+    """The text of the module that says how each launch is tuned."""
     shown = []
     for each in launches:
         options = ", ".join(f'"{name}": {value!r}' for name, value in each.options.items())

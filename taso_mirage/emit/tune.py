@@ -1,8 +1,8 @@
-"""How fast a generated program is: measured on the GPU that is there, else ranked by an analytic
-model, and it says which.
+"""The times of generated programs: measured if there is a GPU, else by an analytic model; the
+result says which.
 
-A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs,
-together larger than the L2 cache, so that weights come from memory as they do in a model.
+A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs.
+Together the sets are larger than the L2 cache, so that weights come from memory as in a model.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from taso_mirage.system.spending import Purpose, spent, waited
 FINALISTS = 4
 """The number of programs, of different grids, loops or forms, that get other schedules."""
 DEEPEST = 8
-"""Iterations whose loads are in flight, at most."""
+"""The largest number of iterations whose loads are in flight."""
 DEPTHS = 5
 """The number of pipeline depths that are tried for a launch, the deepest that fit."""
 BEHIND = 1.2
 """A program that takes this many times as long as the best so far is measured in one round."""
 REGISTERS = 256
-"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take
-minutes."""
+"""The largest number of elements that a thread holds: more of them go to memory, and the compiler
+may take minutes."""
 ONCE = 2.1
-"""Where nothing iterates, an operator's result takes the place of its operand: of both values, with
-little besides, half is held at a time."""
+"""The factor to that limit without a loop: an operator's result replaces its operand there, so
+little more than half of both is held at a time."""
 OPTIONS = "OPTIONS = ("
-"""Where the schedules are in a program's source."""
+"""The place of the schedules in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
-"""Whether results (tensors on the GPU) are right for inputs."""
+"""A function that tells whether results (tensors on the GPU) are right for inputs."""
 Prepare = Callable[[Sequence[Any]], None]
-"""Makes random inputs (tensors on the GPU) such as a model gives them, in place."""
+"""A function that changes random inputs (tensors on the GPU) in place to ones like those of a
+model."""
 
 
 class Cache(Protocol):
@@ -66,7 +67,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A program and its seconds; infinity where it does not compile, does not fit, or is wrong."""
+    """A program and its seconds; infinity if it does not compile, does not fit, or is wrong."""
 
     program: TritonProgram
     seconds: float
@@ -76,8 +77,7 @@ class Trial:
 class TunedProgram:
     """The fastest program with its best schedules.
 
-    `measured` says whether `seconds` are a measurement or the model's; `trials` are all tried
-    programs.
+    `measured`: whether `seconds` are measured or the model's; `trials` are all tried programs.
     """
 
     program: TritonProgram
@@ -98,12 +98,12 @@ def tuned_program(
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
     measured where there is a GPU, else by the model. A program that does not compile or fit, or
-    whose results `check` refuses, is passed over; Unsupported is raised where none is left.
+    whose results `check` refuses, is skipped; Unsupported is raised if none is left.
 
-    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
-    together, one launch after the other, until it is `late`. Without a `compiler` this process
-    compiles, one program after the other. `sizes` are those that a run gives; `prepare` changes the
-    random inputs of a goal that does not take any.
+    All are measured with the generator's first schedule; the best FINALISTS are tuned together, one
+    launch after the other, until it is `late`. Without a `compiler` this process compiles, one
+    program after the other. `sizes` are those that a run gives; `prepare` changes the random inputs
+    of a goal that does not take any.
     """
     try:
         target = gpu_and_versions()
@@ -142,16 +142,16 @@ def _tuned(
 
 
 def newness(program: TritonProgram) -> tuple[int, int]:
-    """How many newer forms a program has (warps with roles, clusters, blocks that take tiles in
-    turn), and its kernels: the least is the simplest."""
+    """The number of newer forms in a program (warps with roles, clusters, blocks that take tiles in
+    turn), and the number of its kernels: the least is the simplest."""
     schedules = [x.schedule for x in program.launches]
     roles, turns = (any(s.specialized for s in schedules), any(s.persistent for s in schedules))
     return roles + turns + any(x.cluster != 1 for x in program.launches), len(schedules)
 
 
 def _simplest(finalists: Sequence[Trial], trials: Iterable[Trial]) -> list[Trial]:
-    """The fastest trial without newer forms, where all finalists have some and it is not far
-    behind: other schedules may turn that."""
+    """The fastest trial without newer forms, if all finalists have some and it is not much slower:
+    other schedules may make it the fastest."""
     if not finalists or any(not newness(each.program)[0] for each in finalists):
         return []
     plain = [each for each in trials if not newness(each.program)[0]]
@@ -184,7 +184,7 @@ def _rescheduled(
 
 
 def overlapped(program: TritonProgram) -> TritonProgram:
-    """The program whose launches begin while the one before ends."""
+    """The program whose launches begin while the preceding one ends."""
     for i, launch in enumerate(program.launches):
         program = scheduled(program, i, replace(launch.schedule, overlap=True))
     return program
@@ -192,7 +192,7 @@ def overlapped(program: TritonProgram) -> TritonProgram:
 
 @dataclass
 class _Bench:
-    """The GPU: programs in, seconds out."""
+    """The GPU as a function from programs to seconds."""
 
     versions: str
     folder: Path
@@ -214,15 +214,15 @@ class _Bench:
         return f"{self.versions} graphs of {REPLAYED} calls{at}"
 
     def overlaps(self) -> bool:
-        """Whether a kernel may begin while the one before it ends."""
+        """Whether a kernel may begin while the preceding one ends."""
         import torch
 
         return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
 
     def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
-        """Seconds of each program: from the cache, else compiled and measured one after the other,
-        until one was measured and it is late. The first of the simplest form is always measured:
-        none of a newer form stands for it unmeasured."""
+        """The seconds of each program: from the cache, else compiled and measured one after the
+        other, until one was measured and it is late. The first program of the simplest form is
+        always measured, so that none of a newer form is preferred to it unmeasured."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
@@ -239,7 +239,7 @@ class _Bench:
         return found
 
     def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Some programs, each with whether it compiles as soon as that is known: the others are
+        """Programs as soon as they are compiled, each with whether it compiles: the others are
         compiled while it is measured."""
         if self.compiler is None:
             yield from ((i, True) for i in which)
@@ -268,7 +268,7 @@ class _Bench:
 
 
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """The schedules that are tried for a launch: its own first."""
+    """The schedules that are tried for a launch, its own first."""
     loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
     if launch.schedule.specialized:
         own = launch.schedule
@@ -288,8 +288,8 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def precisions(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """The launch's own schedule, and its variants that multiply in single precision otherwise; no
-    variants where operands are rounded, which is always faster."""
+    """The launch's own schedule, and variants with other ways to multiply in single precision; no
+    variants if operands are rounded, which is always faster."""
     own = launch.schedule
     ways = [each for each in launch.precisions if each != TF32_ROUNDED] if own.precision != TF32_ROUNDED else []
     others = [replace(own, precision=each) for each in ways]
@@ -308,7 +308,7 @@ def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]
 def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
     """The program with another schedule of one launch.
 
-    The functions are the same; so is the source, but for OPTIONS.
+    The functions are the same, and so is the source except for OPTIONS.
     """
     launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
     old = program.source
@@ -319,7 +319,7 @@ def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> Trito
 def gpu_and_versions() -> str:
     """The name of the GPU and the versions that a measurement depends on.
 
-    Raises RuntimeUnavailable where there is none.
+    Raises RuntimeUnavailable without a GPU.
     """
     try:
         import torch
@@ -334,8 +334,8 @@ def gpu_and_versions() -> str:
 def _seconds(
     module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None, enough: float
 ) -> float:
-    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results
-    are refused."""
+    """The seconds of a call; infinity if Triton does not compile the program, it does not fit, or
+    its results are refused."""
     options = [each.options for each in program.launches]
 
     def call(*inputs: Any) -> Any:
@@ -353,8 +353,8 @@ def _seconds(
 
 
 def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """The results of a call whose new tensors are full of NaN: elements that it does not write
-    would else be an earlier program's, and right."""
+    """The results of a call whose new tensors are filled with NaN: elements that it does not write
+    could otherwise have the right values of an earlier program."""
     import torch
 
     before = torch.get_deterministic_debug_mode()

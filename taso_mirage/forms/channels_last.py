@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
 from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
 from taso_mirage.forms.base.members import followed_convolution
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 from taso_mirage.verdicts import Evidence, Failure
 
-HALF_FLOATS = ("float16", "bfloat16")
 BLOCK = (64, 64, 64, 0)
 """The placeholder of a block in a goal, which is never launched."""
 PIXELS, COLUMNS, DEPTHS = (32, 64, 128), (32, 64, 128), (32, 64)

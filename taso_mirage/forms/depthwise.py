@@ -21,7 +21,7 @@ from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
-from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.emit.statements import Expression, ExpressionLike, Statement, every, group, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.fused_convolution import FusedConvolution, fused_form, small_sides
@@ -134,20 +134,18 @@ class DepthwiseFunction(FusedFunction):
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        blocks = self.parts * self.tiles * self.deep.result
+        blocks = self.images * (self.parts * self.tiles * self.deep.result)
         lanes = self.beside * self.positions * self.rows
-        traffic = self._traffic(usual_size(self.images * blocks))
-        guess = guessed(usual_size(self.images * blocks), 1, lanes, traffic.in_flight, False)
-        names = tuple([b.name for b in self.buffers])
-        return TritonLaunch(self.name, (self.images * blocks,), 1, names, schedule or guess, traffic, self.free)
+        return self._launched(schedule, blocks, lanes, self._traffic(usual_size(blocks)))
 
     def _traffic(self, blocks: int) -> Traffic:
         lanes, taps = self.beside * self.positions, self.deep.kernel * self.row.kernel
         loads, sums = taps * len(self.offsets), taps * self.rows * self.high.kernel
         seen = lanes * len(self.offsets) * self.row.stride * 4
-        stored = sum(b.bytes for b in self.buffers[2:])
         work = TENSOR_CORES * lanes * (2 * sums + 4 * loads) * blocks
-        return Traffic(work, self.deep.kernel * seen * blocks + stored, seen, lanes * (self.rows + self.row.kernel))
+        return Traffic(
+            work, self.deep.kernel * seen * blocks + self._stored, seen, lanes * (self.rows + self.row.kernel)
+        )
 
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*EARLY, *self._places(), *self._sums(), *self._ends()])

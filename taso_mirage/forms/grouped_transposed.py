@@ -19,7 +19,7 @@ from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import TENSOR_CORES, FusedFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
-from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.emit.statements import Expression, Statement, every, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.fused_convolution import FusedConvolution, fused_form, small_transposed
@@ -112,15 +112,12 @@ class GroupedTransposedFunction(FusedFunction):
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        blocks, lanes = self.parts * self.tiles, self.beside * self.positions
+        blocks, lanes = self.images * (self.parts * self.tiles), self.beside * self.positions
         seen = self.each * lanes * 4 * self.taps // prod(axis.phases for axis in self.axes)
-        count = usual_size(self.images * blocks)
-        stored = sum(b.bytes for b in self.buffers[2:])
+        count = usual_size(blocks)
         work = TENSOR_CORES * lanes * 6 * self.each * self.taps * count
-        traffic = Traffic(work, min(seen, 4 * self.each * lanes) * count + stored, seen, 2 * lanes)
-        names = tuple([b.name for b in self.buffers])
-        chosen = schedule or guessed(count, 1, lanes, seen, False)
-        return TritonLaunch(self.name, (self.images * blocks,), 1, names, chosen, traffic, self.free)
+        traffic = Traffic(work, min(seen, 4 * self.each * lanes) * count + self._stored, seen, 2 * lanes)
+        return self._launched(schedule, blocks, lanes, traffic)
 
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._sum(), *self._ends()])

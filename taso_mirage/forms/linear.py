@@ -26,7 +26,7 @@ from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import FollowingStep, followed
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term

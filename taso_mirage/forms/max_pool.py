@@ -19,14 +19,15 @@ from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
-from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.blocked_goal import BlockedGoal, blocked_form
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.forms.base.form import IsWanted, ModelTerms, Users
 from taso_mirage.forms.base.in_operators import FIRST, LAST
-from taso_mirage.forms.channels_last import HALF_FLOATS, is_half_convolution
+from taso_mirage.forms.channels_last import is_half_convolution
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
@@ -135,9 +136,7 @@ class MaxPoolFunction(FormFunction):
         width = numpy_dtype(self.dtype).itemsize
         stored, seen = self.buffers[-1].bytes, seen_pixels(self.node, self.kernel, self.pixels) * self.beside * width
         traffic = Traffic(2 * lanes * prod(self.kernel) * blocks, seen * blocks + stored, seen, 2 * lanes)
-        names = tuple([b.name for b in self.buffers])
-        chosen = schedule or guessed(blocks, 1, lanes, seen, False)
-        return TritonLaunch(self.name, (grid,), 1, names, chosen, traffic, self.free)
+        return self._launched(schedule, grid, lanes, traffic)
 
     def source(self) -> str:
         return self._text(flags("EARLY", "OVERLAP", "LATE"), [*self._places(), *EARLY, *self._largest()])

@@ -19,7 +19,7 @@ from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import RECTIFIED, followed_convolution
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term

@@ -39,9 +39,9 @@ from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record
 from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.regions.free_regions import goal_at
 from taso_mirage.regions.horizontal import FusedGoal, together
 from taso_mirage.runtime.compilation import library

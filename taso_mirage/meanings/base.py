@@ -117,7 +117,7 @@ class Meaning(Generic[V]):
         round."""
         return fn(self, *operands)
 
-    # The methods below are shorthands; a meaning overrides one only if it counts or rounds otherwise.
+    # The methods below are shorthands. A meaning overrides one if it counts or rounds otherwise.
     def operator(self, name: str | None, definition: Callable[..., Any], /, *operands: V | None, **attrs: Any) -> Any:
         """An operator of ONNX's name, if it has one: in the meaning's own way, else by its
         definition."""

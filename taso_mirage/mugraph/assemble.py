@@ -17,7 +17,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
-from taso_mirage.mugraph.block_axes import BlockAxes, BlockMaxima, axis_of, reshaped, transposed
+from taso_mirage.mugraph.block_axes import BlockAxes, BlockMaxima, axis_of, transposed, with_shape
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, Written
 from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
@@ -225,7 +225,7 @@ class _Kernel:
         if node.dtype in BYTES:
             value = term("cast", value, to=self.dtype)
         axes = [x for axis in tensor.labels for x in axis if x not in self.block.hidden]
-        return self.converted(reshaped(value, [self.block.size(x) for x in axes])), axes
+        return self.converted(with_shape(value, [self.block.size(x) for x in axes])), axes
 
     def _result(self, target: int) -> Node:
         """A result as the goal has it; a value that another kernel reads has the body's dtype."""

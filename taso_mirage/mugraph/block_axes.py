@@ -100,13 +100,13 @@ class BlockAxes:
     def aligned(self, value: Node, labels: Iterable[str], to: Iterable[str]) -> Node:
         """A value with axes of size 1 where it lacks a label of another."""
         have, wanted = self.of(labels), self.of(to)
-        return reshaped(value, [self.size(x) if x in have else 1 for x in wanted]) if have else value
+        return with_shape(value, [self.size(x) if x in have else 1 for x in wanted]) if have else value
 
     def laid_out(self, value: Node, labels: Labels) -> Node:
         """A result's tile with the axes that its tensor has."""
         axes = [x for axis in labels for x in axis if x not in self.hidden]
         value = transposed(value, self.of(axes), axes)
-        return reshaped(value, [dim_product(self.size(x) for x in axis) for axis in labels])
+        return with_shape(value, [dim_product(self.size(x) for x in axis) for axis in labels])
 
 
 def axis_of(labels: Labels, label: str | None) -> int:
@@ -120,7 +120,7 @@ def transposed(value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
     return value if perm == tuple(range(len(perm))) else term("transpose", value, perm=perm)
 
 
-def reshaped(value: Node, shape: Sequence[Dim]) -> Node:
+def with_shape(value: Node, shape: Sequence[Dim]) -> Node:
     """A value of this shape."""
     return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
 

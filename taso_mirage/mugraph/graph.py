@@ -15,7 +15,8 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped, InvalidOption
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
-from taso_mirage.mugraph.search import FoundMuGraph, superoptimize
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.ops import term
 
 float16, bfloat16, float32 = "float16", "bfloat16", "float32"

@@ -11,21 +11,21 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.mugraph.checkpoint import Checkpoint, from_json, to_json
+from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
 from taso_mirage.mugraph.closure import Closure, close
 from taso_mirage.mugraph.collapsed import runs_without, same_results
 from taso_mirage.mugraph.field_check import sizes_apart
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.labels import label
@@ -35,14 +35,10 @@ from taso_mirage.mugraph.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tiled_plans import TiledPlan, varied, with_forms
 from taso_mirage.mugraph.tilings import LONG, NEAR, Tiled, fastest, rank
-from taso_mirage.mugraph.verification import AGAIN, read_tests, tests_json, verified_mugraph
+from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.work import size
 from taso_mirage.rewriting.derived_traits import multiplies
-from taso_mirage.system.files import write_file
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
-
-if TYPE_CHECKING:
-    from taso_mirage.emit.gpu.program import TritonProgram
 
 _Ints = tuple[int, ...]
 _Progress = Callable[[str, int, int], None]
@@ -61,7 +57,7 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 DOUBT = 0.05
 """The share by which the model may underestimate the seconds of a cluster."""
 SPLITS_OF_LONG = (256, 1024)
-"""The splits of a label that no block holds whole (`tiles.LONG`), where nothing else is for the
+"""The splits of a label that no block holds whole (`tilings.LONG`), where nothing else is for the
 grid."""
 SPLIT_FROM = 256
 """The smallest size of a reduction that is split."""
@@ -105,66 +101,6 @@ class SearchOptions:
             (self.fmaps, kernel.attr("fmap")),
         )
         return all(allowed is None or all(v in allowed for v in values) for allowed, values in within)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundMuGraph:
-    """A muGraph that computes `goal`: its predicted seconds on `device`, and the evidence that it
-    does."""
-
-    graph: Graph
-    goal: Graph
-    seconds: float
-    device: str
-    evidence: Evidence
-    warps: tuple[int, ...] = ()
-    """The permitted numbers of warps of 32 threads in a block; empty for any."""
-    free: Graph | None = None
-    """The muGraph where some sizes are known only in a run."""
-
-    def as_json(self) -> dict[str, Any]:
-        """A value for a checkpoint or a report, from which `of_json` makes the same."""
-        found = {"graph": to_json(self.graph), "seconds": self.seconds, "device": self.device, "warps": self.warps}
-        found |= {} if self.free is None else {"free": to_json(self.free)}
-        return found | {"evidence": tests_json(self.evidence)}
-
-    @staticmethod
-    def of_json(value: Mapping[str, Any], goal: Graph, own: bool = False) -> FoundMuGraph:
-        """The muGraph of `as_json`; its inputs are the goal's. It is verified again, unless a
-        process of this command has verified it just now (`own`).
-
-        Raises InvalidOption where it computes something else.
-        """
-        evidence, graph = read_tests(value["evidence"]), from_json(value["graph"])
-        if not own and isinstance(verified_mugraph(graph, goal, AGAIN), Failure):
-            raise InvalidOption(
-                "the checkpoint has a muGraph that does not compute the goal; name another file, or remove it"
-            )
-        return FoundMuGraph(
-            graph,
-            goal,
-            value["seconds"],
-            value["device"],
-            evidence,
-            tuple(value["warps"]),
-            from_json(value["free"]) if "free" in value else None,
-        )
-
-    def program(self) -> TritonProgram:
-        """The Triton kernels with the warps asked for."""
-        from taso_mirage.emit import triton
-
-        made = triton.program(self.graph)
-        if not self.warps:
-            return made
-        chosen = [min(self.warps, key=lambda w: abs(w - each.schedule.warps)) for each in made.launches]
-        pairs = zip(made.launches, chosen, strict=True)
-        return triton.program(self.graph, [replace(each.schedule, warps=warps) for each, warps in pairs])
-
-    def generate_triton_program(self, path: Path | str) -> None:
-        """Write a Python module with the Triton kernels and a function `launch` for torch
-        tensors."""
-        write_file(Path(path), self.program().source)
 
 
 @dataclass

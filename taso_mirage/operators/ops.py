@@ -304,8 +304,9 @@ def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
 
     `onnx`, `domain`, `since`, `until`: the ONNX operator and the opsets at which the mapping holds;
     `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative`
-    where the first two operands may change places; `truncates` where the definition on integers is no ring arithmetic (a quotient),
-    so that laws over the reals do not hold there. Other names are those of `Traits`.
+    where the first two operands may change places; `truncates` where the definition on integers is
+    no ring arithmetic (a quotient), so that laws over the reals do not hold there. Other names are
+    those of `Traits`.
     """
     traits = Traits(**{name: mapping.pop(name) for name in mapping.keys() & Traits.__dataclass_fields__.keys()})
 

@@ -115,7 +115,7 @@ class _Checking:
     def only_whole(self) -> list[str]:
         """A note that regions cannot be separate models, with the reason."""
         alone = {} if self.regions is None else self.regions.alone
-        return [f"regions were compared only in the whole model, not in float64: {why}" for why in alone]
+        return [f"some regions were compared only in the whole model, not in float64: {why}" for why in alone]
 
     def of(self, candidate: ModelCandidate) -> Differences:
         """The differences of a candidate: first those of the whole model, which must be checked in

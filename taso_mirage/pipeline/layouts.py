@@ -13,7 +13,6 @@ from taso_mirage.operators.work import size, sized
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.passes import Context
-from taso_mirage.search.prediction import HALF
 
 COPIES = 2
 """How often a copy goes through memory: it is read, and written."""
@@ -40,7 +39,7 @@ def saved_seconds(model: Model, target: Target, context: Context) -> float:
 def _copies(node: Node) -> bool:
     """Whether a term is a convolution of half precision over all channels, in the standard
     layout: those of single channels have no product."""
-    known = isinstance(node.type, Tensor) and node.type.dtype in HALF and traits(node).layout
+    known = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16") and traits(node).layout
     return known and get(node.op).domain in ("", "ai.onnx") and multiplies(node.op) and node.attr("group") == 1
 
 

@@ -18,9 +18,10 @@ from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.goal import views
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import tests_json, verified_mugraph
 from taso_mirage.operators.work import work
 from taso_mirage.regions.canonical import operator_alone

@@ -14,7 +14,7 @@ from typing import Any
 from taso_mirage.emit.estimates import Estimate, estimated
 from taso_mirage.emit.gpu.program import TritonLaunch, TritonProgram
 from taso_mirage.ir.dims import show_shape
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.rewriting.text import show_graph
 
 

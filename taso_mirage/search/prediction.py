@@ -3,9 +3,8 @@ measured on a machine of the same kind.
 
 The correction is a ridge regression of the logarithm of measured over roofline seconds: by the
 logarithms of bytes, operations and the roofline itself, half precision, and for each label an
-offset and slopes over the roofline and over operations for each byte. The coefficients of a label
-with few measurements are small. `bench/cost_table.py` makes the rows and the file of the
-corrections.
+offset and slopes over the roofline and over operations per byte. The coefficients of a label with
+few measurements are small. `bench/cost_table.py` makes the rows and the file of the corrections.
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 from scripts import script
 
+from taso_mirage.onnx_io import load, save
+from taso_mirage.targets.cuda.target import CUDA
+from taso_mirage.targets.packaging import stamped
+
 
 @pytest.fixture(scope="module")
 def minute() -> ModuleType:
@@ -30,6 +34,17 @@ def test_ratios_are_of_ours_over_each_other(minute: ModuleType) -> None:
     assert found["ours 60"]["onnxruntime"] == 2.0
     assert found["ours 60"]["least, onnxruntime"] == 1.0
     assert found["ours 30"]["torch.compile default"] == 0.8
+
+
+def test_a_result_runs_with_the_options_it_was_measured_with(minute: ModuleType, tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    made = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y]))
+    onnx.save(made, tmp_path / "m.onnx")
+    assert minute.target_of(tmp_path / "m.onnx", "cuda") == CUDA
+    for each in CUDA.variants:
+        save(stamped(load(tmp_path / "m.onnx"), each), tmp_path / "stamped.onnx")
+        assert minute.target_of(tmp_path / "stamped.onnx", "cuda") == each
 
 
 def test_a_process_has_fresh_caches_and_an_end(minute: ModuleType, tmp_path: Path) -> None:

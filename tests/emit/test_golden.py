@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from golden import digests
 
+from taso_mirage.forms.base.form import known_forms
+
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -23,6 +25,13 @@ def test_generated_texts_are_the_kept_ones() -> None:
     from golden.catalogue import texts
 
     assert digests.differences(dict(texts())) == []
+
+
+def test_every_form_has_a_text() -> None:
+    from golden.catalogue import cpu_graphs, gpu_graphs
+
+    written = {node.op for _, graph in (*gpu_graphs(), *cpu_graphs()) for node in graph}
+    assert {form.program.op for form in known_forms()} <= written
 
 
 def test_another_text_a_new_one_and_a_missing_one_are_named(kept: Path) -> None:

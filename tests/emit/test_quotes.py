@@ -2,10 +2,10 @@
 
 import pytest
 
-from taso_mirage.emit.quotes import quoted
+from taso_mirage.emit.quotes import quoted, quoted_body
 from taso_mirage.emit.statements import GLUON, TRITON, add, v
 
-TEXT = '''def kernel(x, w, STAGES: gl.constexpr):
+TEXT = '''def kernel(x, w, STAGES: gl.constexpr, FIRST: gl.constexpr = False):
     """Nothing of use."""
     LAYOUT: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
     first, second = gl.program_id(0) % 2 * 8, (w // 4) & 1
@@ -32,7 +32,7 @@ def test_a_text_without_braces_is_written_as_it_was() -> None:
     assert TRITON.function(made) == f"@triton.jit\n{TEXT.replace('gl.', 'tl.')}"
 
 
-BRACES = """def kernel(x, *NAMES, STAGES: gl.constexpr):
+BRACES = """def kernel(x, *NAMES, STAGES: gl.constexpr, FIRST: gl.constexpr = 1):
     {sums}
     *NAMES, x = step({*NAMES}, {2 * n}, [{*places}])
     if {wide}:
@@ -48,11 +48,15 @@ def test_what_stands_in_braces_is_computed(wide: bool, last: str) -> None:
     (made,) = quoted(BRACES, wide=wide, **known)
     assert GLUON.function(made) == (
         "@gluon.jit\n"
-        "def kernel(x, a, b, STAGES: gl.constexpr):\n"
+        "def kernel(x, a, b, STAGES: gl.constexpr, FIRST: gl.constexpr = 1):\n"
         "    x += 1\n"
         "    a, b, x = step(a, b, 16, [i % 2, 0])\n"
         f"    {last}\n"
     )
+
+
+def test_statements_alone_are_quoted_too() -> None:
+    assert list(TRITON.lines(quoted_body("if x != 1:\n    y = {n}\n", n=2))) == ["if x != 1:", "    y = 2"]
 
 
 def test_a_statement_that_no_program_has_is_named() -> None:

@@ -29,7 +29,8 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.lowering import cuda as cuda
 from taso_mirage.lowering.backend import BATCH
 from taso_mirage.mugraph.checkpoint import to_json
-from taso_mirage.mugraph.search import FoundMuGraph, superoptimize
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.verdicts import NO_EVIDENCE
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -25,8 +25,8 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.cost_cache import cache_path, proofs_path
 from taso_mirage.mugraph import verification
 from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
-from taso_mirage.mugraph.search import FoundMuGraph
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.choices import KernelRecords

@@ -3,7 +3,7 @@ definition, on odd sizes and with every kind of zeros; which products of a model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +265,11 @@ def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     )
     assert bool(result.kernels) == (share == 1 / 32), result.notes
     assert (result.failure is None) == bool(result.kernels)
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for each in CASES:
+        made, goal = case(*each)
+        for block in BLOCKS[:3]:
+            yield f"block linear/{each} block {block}", Graph(goal.inputs, (made.mugraph(block),))

@@ -27,7 +27,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.onnx_io import from_ir, from_proto
 from taso_mirage.operators.interpret import interpret
@@ -417,3 +417,11 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
     )
     assert any(n.op == "conv" for n in made.nodes())
     assert fragments(made, {}, prepared=CPU_GOALS) == {}
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for each in CASES:
+        made, goal = case(*each)
+        for tile in tiles(made):
+            yield f"winograd/{each} tile {tile}", Graph(goal.inputs, (made.mugraph(tile, (16, 1)),))

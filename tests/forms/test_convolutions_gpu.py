@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -523,3 +524,9 @@ def test_they_run_on_the_gpu(batch: int | str, variant: int, monkeypatch: pytest
     inputs = random_inputs(result.original, 0, {"batch": 3})
     (wanted,) = run(serialize(result.original), dict(inputs))
     np.testing.assert_allclose(session.run(inputs)[0], wanted, rtol=1e-2, atol=1e-2)
+
+
+def gpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name, ((made, goal), form) in FORMS.items():
+        yield f"implicit gemm/{name}", Graph(goal.inputs, (made.mugraph(*form),))

@@ -5,6 +5,7 @@ them; and the stage, without a GPU."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -398,3 +399,9 @@ def test_they_run_on_the_gpu(batch: int | str, monkeypatch: pytest.MonkeyPatch, 
     inputs = random_inputs(result.original, 0, {"batch": 3})
     for got, wanted in zip(session.run(inputs), run(serialize(result.original), dict(inputs)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def gpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name, ((made, goal), block) in FORMS.items():
+        yield f"depthwise/{name}", Graph(goal.inputs, (made.mugraph(block),))

@@ -3,6 +3,7 @@ epilogue, in the field, in numbers and in Triton's interpreter; and how a model 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,9 @@ def test_muGraphs_are_ranked_by_the_devices_model() -> None:
     found = made.mugraphs(Graph(made.node.args, (made.node,)), H100)
     assert len(found) > 2
     assert [each.seconds for each in found] == sorted(each.seconds for each in found)
+
+
+def gpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name, ((made, goal), block) in FORMS.items():
+        yield f"grouped transposed/{name}", Graph(goal.inputs, (made.mugraph(block),))

@@ -3,7 +3,7 @@ their weights lie."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -280,3 +280,11 @@ def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pyte
     broken = replace(broken, plan=kernel.plan.replace(kernel.entry, broken.entry))
     with pytest.raises(TasoMirageError, match="no kernel"):
         region_times.region_seconds(goal, site, broken, opsets, CPU, prepares=True)
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for each in CASES:
+        made, goal = case(*each)
+        for block in ((48, 9, 1), (16, 8, 2)):
+            yield f"linear/{each} block {block}", Graph(goal.inputs, (made.mugraph(block),))

@@ -4,6 +4,7 @@ and in Triton's interpreter; and how a model has them beside its convolutions.""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,9 @@ def test_a_model_with_such_pools_is_the_model() -> None:
 def test_other_pools_stay(given: Model) -> None:
     """Without a convolution beside it that has channels last, a pool would only be turned."""
     assert [n.op for n in with_convolutions(given).model.nodes()].count("max_pool") == 1
+
+
+def gpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name, ((made, goal), block) in FORMS.items():
+        yield f"max pool/{name}", Graph(goal.inputs, (made.mugraph(block),))

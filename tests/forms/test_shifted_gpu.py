@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -539,3 +540,9 @@ def test_they_run_on_the_gpu(
     bound = 2e-2 if target is CUDA_TF32 else 1e-4
     for got, wanted in zip(session.run(inputs), run(serialize(result.original), dict(inputs)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=bound, atol=bound)
+
+
+def gpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name, ((made, goal), block) in FORMS.items():
+        yield f"shifted/{name}", Graph(goal.inputs, (made.mugraph(block),))

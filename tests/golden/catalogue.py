@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,6 @@ import test_block_linear as block_linear  # noqa: E402
 import test_codegen_cpp as codegen_cpp  # noqa: E402
 import test_codegen_triton as codegen_triton  # noqa: E402
 import test_convolutions as winograd  # noqa: E402
-import test_convolutions_gpu as channels_last  # noqa: E402
-import test_depthwise_gpu as depthwise  # noqa: E402
-import test_grouped_transposed_gpu as transposed  # noqa: E402
-import test_linear as linear  # noqa: E402
-import test_max_pool_gpu as max_pool  # noqa: E402
 import test_shifted_gpu as shifted  # noqa: E402
 import test_stationary as stationary  # noqa: E402
 
@@ -51,6 +47,8 @@ from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.runtime.plan import KernelImage, ProgramRange, cpu_kernel, cuda_kernel  # noqa: E402
 from taso_mirage.runtime.tensorrt import plugin_attributes, plugin_source, python_plugin  # noqa: E402
 
+FORM_TESTS = [import_module(file.stem) for file in sorted(ROOT.glob("tests/forms/test_*.py"))]
+"""The tests of forms: `gpu_golden` or `cpu_golden` of one has the muGraphs whose programs are kept."""
 SEARCHED = Path(__file__).parent / "searched.json"
 Named = Iterator[tuple[str, str]]
 
@@ -79,18 +77,10 @@ def gpu_graphs() -> Iterator[tuple[str, Graph]]:
     }
     for name, make in made.items():
         yield f"kernels/{name}", make()[0]
-    for name, (convolution, form) in channels_last.FORMS.items():
-        yield f"implicit gemm/{name}", Graph(convolution[1].inputs, (convolution[0].mugraph(*form),))
-    for name, (of_shifts, block) in shifted.FORMS.items():
-        yield f"shifted/{name}", Graph(of_shifts[1].inputs, (of_shifts[0].mugraph(block),))
+    for each in FORM_TESTS:
+        yield from getattr(each, "gpu_golden", tuple)()
     for name, of_weights in stationary.FORMS.items():
         yield f"stationary/{name}", Graph(of_weights[1].inputs, (of_weights[0].mugraph(stationary.BLOCK),))
-    for name, (of_channels, lanes) in depthwise.FORMS.items():
-        yield f"depthwise/{name}", Graph(of_channels[1].inputs, (of_channels[0].mugraph(lanes),))
-    for name, (of_groups, lanes) in transposed.FORMS.items():
-        yield f"grouped transposed/{name}", Graph(of_groups[1].inputs, (of_groups[0].mugraph(lanes),))
-    for name, (of_windows, pixels) in max_pool.FORMS.items():
-        yield f"max pool/{name}", Graph(of_windows[1].inputs, (of_windows[0].mugraph(pixels),))
     for name, value in _searched("gpu"):
         yield f"searched/{name}", value
 
@@ -100,18 +90,8 @@ def cpu_graphs() -> Iterator[tuple[str, Graph]]:
     made = dict(mugraphs.WORKLOADS) | {f"{name} odd": make for name, make in codegen_cpp.ODD.items()}
     for name, make in made.items():
         yield f"kernels/{name}", make()[0]
-    for case in winograd.CASES:
-        convolution, goal = winograd.case(*case)
-        for tile in winograd.tiles(convolution):
-            yield f"winograd/{case} tile {tile}", Graph(goal.inputs, (convolution.mugraph(tile, (16, 1)),))
-    for given in linear.CASES:
-        product, goal = linear.case(*given)
-        for block in ((48, 9, 1), (16, 8, 2)):
-            yield f"linear/{given} block {block}", Graph(goal.inputs, (product.mugraph(block),))
-    for packed in block_linear.CASES:
-        product, goal = block_linear.case(*packed)
-        for block in block_linear.BLOCKS[:3]:
-            yield f"block linear/{packed} block {block}", Graph(goal.inputs, (product.mugraph(block),))
+    for each in FORM_TESTS:
+        yield from getattr(each, "cpu_golden", tuple)()
     yield from _whole_programs()
     for name, value in _searched("cpu"):
         yield f"searched/{name}", value

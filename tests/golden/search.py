@@ -20,7 +20,8 @@ from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Graph
 from taso_mirage.mugraph.checkpoint import to_json
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import Search, SearchOptions
 
 EACH = 2
 """MuGraphs of a goal."""

@@ -7,8 +7,9 @@ from functools import cache
 import mugraphs
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.graph import KernelGraph, new_graph
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.ops import term
 
 

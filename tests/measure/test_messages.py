@@ -88,7 +88,7 @@ def test_what_is_mapped_from_a_file_is_not_copied(tmp_path: Path, copies: list[i
 
 
 def test_many_buffers_of_a_file_take_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the table of mappings is read once."""
+    """The table of mappings is read once, too."""
     path, read, handles = tmp_path / "weights", list[Path](), list[int]()
     mapped(path)
     parts = [np.memmap(path, np.uint8, "r", offset=i, shape=(messages.SHARED + i,)) for i in range(5)]

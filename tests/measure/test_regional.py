@@ -55,8 +55,7 @@ class Checked:
 
 @pytest.fixture(scope="module")
 def checked() -> Iterator[Checked]:
-    """With evaluations of the whole model switched off, every patch cut, and all in few sessions, as
-    on a GPU."""
+    """The whole model is never evaluated, every patch is cut, and patches run in few sessions."""
     patch = pytest.MonkeyPatch()
     given = FloatReference.__call__
 

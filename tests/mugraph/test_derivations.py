@@ -22,7 +22,8 @@ from taso_mirage.mugraph.derivations import reductions
 from taso_mirage.mugraph.derivations.kind import DerivationEdge
 from taso_mirage.mugraph.derivations.overflow import OverflowEffect, Signs
 from taso_mirage.mugraph.derivations.reductions import FoldKind
-from taso_mirage.mugraph.search import FoundMuGraph, superoptimize
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs, term

@@ -12,7 +12,8 @@ from taso_mirage.ir.terms import Graph, Node, constant
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph import search as searching
 from taso_mirage.mugraph import tilings
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions, superoptimize
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.verification import SINGLE
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term

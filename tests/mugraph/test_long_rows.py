@@ -20,9 +20,10 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.collapsed import runs_without, same_results
 from taso_mirage.mugraph.field_check import sizes_apart
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, at_sizes, part_sizes
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.tilings import Tiled
 from taso_mirage.mugraph.verification import verified_mugraph

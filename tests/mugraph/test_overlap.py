@@ -24,8 +24,9 @@ from taso_mirage.ir.mugraph import overlaps
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
 from taso_mirage.mugraph.tilings import Tiled
 from taso_mirage.mugraph.verification import verified_mugraph

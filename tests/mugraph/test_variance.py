@@ -14,7 +14,8 @@ from kernel_goals import layer_norm_goal
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import SINGLE, verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term

@@ -155,7 +155,7 @@ def images(dtype: str = "float16", group: int = 1, tokens: int = 0) -> Model:
     [(images(), True), (images("float32"), False), (images(group=64), False), (images(tokens=2048), False)],
 )
 def test_convolutions_of_half_precision_decide_the_layout_that_is_tried_first(model: Model, gains: bool) -> None:
-    """And no others: a GPU copies images for these alone, and few of them decide nothing."""
+    """A GPU copies images for these alone, and few of them decide nothing."""
     wide = next(each for each in CUDA.variants if not each.mixes_layouts)
     context = Context({"": 20}, {}, target=CUDA)
     assert (saved_seconds(model, wide, context) > 0) == gains
@@ -165,7 +165,7 @@ def test_convolutions_of_half_precision_decide_the_layout_that_is_tried_first(mo
 
 @pytest.mark.parametrize("seconds", [60.0, 6.0])
 def test_the_options_that_are_predicted_to_gain_are_tried_first(large: Model, seconds: float) -> None:
-    """Also where there is time for one candidate alone."""
+    """The order holds where there is time for one candidate alone, too."""
     found, usual, wide = layered(3), CPU, replace(CPU, options=(("wide", "1"),))
     job = Job(Config(budget=seconds), quiet, Stop(), CostCache(None), deadline=Deadline(seconds, lambda: 0.0))
     job.seconds["load the original"] = 5.0

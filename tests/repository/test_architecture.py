@@ -46,6 +46,11 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"dispatch"},
     {"cli"},
 ]
+BY_NAME = {
+    ("emit", "forms"): "forms are found by their files, and import the code generators",
+    ("targets", "lowering"): "a target names the module that makes its kernels",
+}
+"""Rooms whose modules a room below them imports by name, and why."""
 LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"}
 """Modules at the top."""
 HEAVY = {
@@ -180,6 +185,27 @@ def test_imports_go_down() -> None:
             if inside and layer(room(other)) >= layer(room(name)):
                 wrong.append(f"{name} imports {other}")
     assert wrong == []
+
+
+def named_modules(file: Path) -> Iterator[str]:
+    """The modules of the package that the texts of a module name, as `import_module` takes them."""
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]
+            if name in modules() and name != "taso_mirage":
+                yield name
+
+
+def test_modules_above_are_named_in_declared_places() -> None:
+    apart = {"taso_mirage", "taso_mirage.plugins"}  # the face, and the names of groups of entry points
+    named = {
+        (room(name), room(other))
+        for name, file in modules().items()
+        if name not in apart
+        for other in named_modules(file)
+        if room(other) != room(name) and layer(room(other)) >= layer(room(name))
+    }
+    assert named == BY_NAME.keys()
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

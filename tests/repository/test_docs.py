@@ -137,7 +137,7 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> 
 def test_the_blocks_of_a_page_run(page: Path, checkout: Path, layer: Path) -> None:
     shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
     hasten(checkout)
-    run(page, ("",), checkout, budget=6)
+    run(page, ("",), checkout, budget=3)
 
 
 @pytest.mark.slow

@@ -53,6 +53,14 @@ def test_tests_that_share_a_fixture_run_on_one_day(folder: Path) -> None:
     assert sorted(len(ran(folder, day)) for day in (7, 8, 9)) == [0, 0, 12]
 
 
+def test_slow_cases_take_no_turn(folder: Path) -> None:
+    cases = "[c for i in range(4) for c in (i, pytest.param(10 + i, marks=pytest.mark.slow))]"
+    (folder / "test_it.py").write_text(
+        TESTS.replace("(3)", "(2)").replace("[*range(12), pytest.param(12", f"{cases} + [pytest.param(12")
+    )
+    assert ran(folder, 7) == {1, 3}
+
+
 def test_slow_runs_and_runs_of_named_files_have_all_cases(folder: Path) -> None:
     assert ran(folder, 1, "-m", "slow") == set(range(13))
     assert ran(folder, 1, "test_it.py") == set(range(12))

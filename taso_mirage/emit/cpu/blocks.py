@@ -1,9 +1,8 @@
-"""The C++ function of one block of a kernel: which part of every tensor it has, its tiles, and its
-for-loop.
+"""The C++ function of one block of a kernel: its part of every tensor, its tiles, and its for-loop.
 
-Where a run alone knows sizes, they are variables. The code of a block is then a generic lambda over
-the sizes of its tiles: those of a whole tile are numbers that the compiler knows, those of the last
-one the rest.
+Sizes that only a run knows are variables. The code of a block is then a generic lambda over the
+sizes of its tiles: for whole tiles these are numbers that the compiler knows, for the last tile the
+rest.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LazyMeaning, Strides, contiguous
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
+from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, Strides, contiguous
 from taso_mirage.emit.cpu.loop_bodies import CarriedValues, LoweredBody
 from taso_mirage.emit.cpu.loop_schedule import LoopSchedule, Memory, Root
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
@@ -38,7 +38,8 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
 
 STACK = 65_536
-"""Bytes of tiles up to which a block keeps them on the stack; a thread pool's may be small."""
+"""Bytes of tiles up to which a block keeps them on the stack; the stack of a thread pool may be
+small."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class CppKernelFunction:
     memory: Memory = field(default_factory=Memory)
     used: set[str] = field(default_factory=set)
     spares: list[CppBuffer] = field(default_factory=list)
-    """Where blocks write the results of another one."""
+    """The memory into which blocks write results that another block gives."""
 
     def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> ProgramFunction:
         """The function; `operands` without doubles, `types` of those and then of the results."""
@@ -79,8 +80,8 @@ class CppKernelFunction:
         return ProgramFunction(name, ("void* data", "[[maybe_unused]] size_t block"), body, "static void", doc)
 
     def _rooms(self) -> tuple[int, list[Statement], list[Statement]]:
-        """The bytes of the block's tiles, and their declarations: those of known sizes, and those
-        in memory that grows with the sizes of a run."""
+        """The bytes of the block's tiles, and their declarations: of tiles of known sizes, and of
+        tiles in memory that grows with the sizes of a run."""
         tiles = [b for b in self.memory.allocated if b.name in self.used]
         rooms = [(register_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
         rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in self.spares]
@@ -180,7 +181,7 @@ def _pointer(x: CppBuffer, value: Expression, const: str = "") -> Let:
 
 
 def count_text(counts: Iterable[Dim]) -> str:
-    """How many blocks or iterations there are, in C++."""
+    """The number of blocks or iterations, in C++."""
     known = prod(n for n in counts if isinstance(n, int))
     found = [product_factor(n).replace("//", "/") for n in counts if not isinstance(n, int)]
     return " * ".join([*([str(known)] if known != 1 or not found else []), *found])
@@ -195,7 +196,7 @@ def _block_indices(grid: BufferSizes) -> Iterator[Statement]:
 
 
 def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[Statement]:
-    """The statements for tiles of every size: once for whole ones, whose sizes the compiler knows,
+    """The statements for tiles of every size: once for whole tiles, whose sizes the compiler knows,
     and once for the last ones. `cut`: the dims that are cut, each with the number of the tile."""
     parts: dict[str, tuple[int, Expression]] = {}
     for dim, number in cut:
@@ -214,7 +215,7 @@ def _tiled(cut: Iterable[tuple[Dim, str]], made: Sequence[Statement]) -> list[St
 def _tile(
     i: int, leaf: Node, x: CppBuffer, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
 ) -> tuple[CppBuffer, Expression, bool]:
-    """The tile of an operand: its buffer, where it starts, and whether it moves in the loop."""
+    """The tile of an operand: its buffer, its start, and whether it moves in the loop."""
     extent = list(x.shape)
     start = v[x.name]
     for g, axis in enumerate(imap):
@@ -232,8 +233,8 @@ def _tile(
 def _result(
     o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides
 ) -> tuple[CppBuffer, Expression, CppBuffer | None]:
-    """Where a block's part of an output lies: the blocks of the first grid dim are the furthest
-    apart. Where only the first block along a grid dim gives it, the others write into room of their
+    """The place of a block's part of an output: the blocks of the first grid dim are the furthest
+    apart. If only the first block along a grid dim gives it, the others write into memory of their
     own."""
     shape = tile.shape or ()
     extent = [n if (found := part_of(n)) is None else found[1] for n in shape]

@@ -1,4 +1,4 @@
-"""Where elements lie: offsets into buffers, and a buffer seen in another shape."""
+"""The places of elements: offsets into buffers, and a buffer in another shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taso_mirage.ir.mugraph import usual_size
 
 
 def loop_variables(shape: Sequence[Dim]) -> AffineIndex:
-    """One loop variable an axis, counted over the axes that are not 1."""
+    """One loop variable for each axis, numbered over the axes that are not 1."""
     found: list[Affine] = []
     i = 0
     for n in shape:
@@ -54,7 +54,7 @@ def offset(buffer: CppBuffer, index: AffineIndex) -> Affine:
 
 
 def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
-    """Where a value lies, or will lie once it is computed (the name is none then)."""
+    """The place of a value; before it is computed, its later place without a name."""
     axes = shape_axes(value.shape)
     inner, index = strip(value, axes)
     if isinstance(inner, (LoopConstant, LoopIota)):
@@ -66,8 +66,7 @@ def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffe
 
 
 def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> BufferSizes:
-    """The layout of a product: the axis along which an operand's elements lie side by side comes
-    last."""
+    """The layout of a product: the axis along which an operand is contiguous comes last."""
     result = value.letters[2]
     order = list(range(len(result)))
     for arg, letters in zip(value.args[::-1], value.letters[1::-1], strict=True):
@@ -84,8 +83,7 @@ def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> 
 
 
 def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBuffer]) -> dict[str, Dim]:
-    """By letter, how far apart neighbours lie in an operand of a product; 0 where it does not
-    vary."""
+    """The stride of an operand of a product by letter; 0 where the operand does not vary."""
     found: dict[str, Dim] = dict.fromkeys(letters, 0)
     for letter, step, n in zip(letters, layout(value, buffers).strides, value.shape, strict=True):
         found[letter] = found[letter] + (step if n != 1 else 0)
@@ -93,7 +91,7 @@ def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBu
 
 
 def permutes(view: LoopView) -> bool:
-    """Whether a view shows every element of its operand once."""
+    """Whether a view has every element of its operand once."""
     return view.count == view.arg.count and all(c == 0 for c, _ in view.axes)
 
 
@@ -117,7 +115,7 @@ def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
 
 
 def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> BufferSizes | None:
-    """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is
+    """The strides of the axes `have` that `want` merges row by row; None if an axis of `have` is
     cut otherwise."""
     groups = gathered(have, want)
     if groups is None:

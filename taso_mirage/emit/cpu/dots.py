@@ -1,5 +1,5 @@
-"""Contractions as blocks of dot products in registers (`vector.h`), chosen by which elements lie
-side by side."""
+"""Contractions as blocks of dot products in registers (`vector.h`), chosen by the contiguous
+axes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import product_factor, usual_size
 
 NARROW = 128
-"""Columns up to which a block of rows has all of its results in registers while it goes through all
-of k."""
+"""The number of columns up to which a block of rows has all of its results in registers while it
+goes through all of k."""
 VECTOR = 4
-"""Elements side by side below which a vector is not worth it."""
+"""The least number of contiguous elements for which a vector is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An operand or the result of a contraction: a pointer, and by letter how far apart neighbours
-    lie."""
+    """An operand or the result of a contraction: a pointer, and its strides by letter."""
 
     pointer: Expression
     steps: Mapping[str, Dim]
@@ -39,7 +38,7 @@ class Side:
 
 
 def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[Statement]:
-    """A product by blocks in registers where elements lie side by side, else element by element."""
+    """A product by blocks in registers if elements are contiguous, else element by element."""
     value, target = item.value, item.target
     pairs = list(zip(value.args, value.letters, strict=False))
     left, right = (Side(_pointer(schedule.address(x)), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
@@ -54,8 +53,7 @@ def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[St
 
 
 def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> Expression:
-    """Sizes that a run alone knows are operands, whose types have their numbers where a whole tile
-    has them."""
+    """Sizes that only a run knows are operands, whose types contain the numbers of a whole tile."""
     if all(isinstance(n, int) for n in sizes):
         return v[f"{name}<{', '.join(map(str, sizes))}>"](*args)
     said = [v[f"constant<{n}>"]() if isinstance(n, int) else n for n in sizes]
@@ -67,7 +65,7 @@ def _long(size: Dim) -> bool:
 
 
 def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
-    """Elements side by side in b and in the result, along a letter that a lacks."""
+    """Contiguous elements of b and of the result, along a letter that a lacks."""
     wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
     if not wide:
         return None
@@ -83,7 +81,7 @@ def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: S
 
 
 def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
-    """Elements side by side in both operands, along a letter that the result lacks."""
+    """Contiguous elements of both operands, along a letter that the result lacks."""
     inner = [x for x in sizes if x not in result and _long(sizes[x]) and a.step(x) == 1 and b.step(x) == 1]
     if not inner:
         return None
@@ -122,7 +120,7 @@ def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, w
 
 
 def fill(target: CppBuffer, value: str) -> Statement:
-    """Every element of a buffer is set."""
+    """Set every element of a buffer."""
     names = {i: n for i, n in enumerate(target.shape) if n != 1}
     at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
     made: Statement = tl.store(v[target.name][at], value)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.emit.cpu.buffer_layouts import product_strides, without_view
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import (
     LOWEST_FLOAT32,
     Contract,
     CppBuffer,
-    LazyMeaning,
     LoopConstant,
     LoopValue,
     Map,
@@ -48,7 +48,7 @@ class CarriedValues:
     scales: dict[tuple[Node, int], LoopValue] = field(default_factory=dict)
 
     def running(self, node: Node, x: LoopValue) -> LoopValue:
-        """The maximum so far: `largest` has that of the iterations before, which begins low but
+        """The maximum so far: `largest` has that of earlier iterations, which begins low but
         finite."""
         old = self._room(x, "largest", LOWEST_FLOAT32)
         new = self.lazy.map(np.maximum, old, x)
@@ -73,8 +73,8 @@ class CarriedValues:
         return target
 
     def variance(self, part: LoopValue, part_mean: LoopValue) -> LoopValue:
-        """The variance in one pass: `variance` and `mean` have those of the iterations before,
-        `count` how many there were."""
+        """The variance in one pass: `variance` and `mean` have those of earlier iterations, `count`
+        the number of these."""
         variance, mean = self._room(part, "variance", 0.0), self._room(part_mean, "mean", 0.0)
         one = LoopConstant(part.dtype, (), 1.0)
         count = self._room(one, "count", 0.0)
@@ -85,7 +85,7 @@ class CarriedValues:
         return variance
 
     def _scale(self, m: Node, degree: int) -> LoopValue:
-        """e^(degree (m_old - m_new)), the factor of the accumulated value."""
+        """The factor of the accumulated value, e^(degree (m_old - m_new))."""
         if (m, degree) not in self.scales:
             lag = self.lags[m]
             scaled = lag if degree == 1 else self.lazy.map(np.multiply, lag, LoopConstant(lag.dtype, (), float(degree)))
@@ -93,7 +93,7 @@ class CarriedValues:
         return self.scales[m, degree]
 
     def _room(self, x: LoopValue, hint: str, start: float) -> CppBuffer:
-        """A buffer that lasts over the iterations."""
+        """A buffer that is kept over the iterations."""
         strides = product_strides(x, self.memory.buffers) if isinstance(x, Contract) else None
         found = self.memory.allocate(x, strides, hint)
         self.memory.mutable.add(found.name)
@@ -125,8 +125,8 @@ class LoweredBody:
         return [self.found[o] for o in self.graph.outputs]
 
     def invariants(self) -> list[LoopValue]:
-        """Values that do not change in the loop but are read there, or both before and after it,
-        where they are computed at all."""
+        """Values that do not change in the loop but are read in it, or before and after it, if they
+        are computed at all."""
         read = []
         for node in self.graph:
             after = {self.phases[user] for user in self.reads.get(node, ())}

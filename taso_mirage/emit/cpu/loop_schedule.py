@@ -1,8 +1,8 @@
-"""From lazy tensors to loop nests: the values that lie in memory, and the loops that are one.
+"""From lazy tensors to loop nests: the choice of values in memory, and of shared loops.
 
-A value is kept in memory where something reads it across elements (folds, products, merged axes),
-or where it is dear and read more than once. Stores over the same elements share one nest of loops,
-and a value that only such a nest reads stays in a register.
+A value is kept in memory if it is read across elements (by folds, products, merged axes), or if it
+is expensive and read more than once. Stores over the same elements share one nest of loops, and a
+value that only such a nest reads stays in a register.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from taso_mirage.meanings.functions import ADD, Function
 
 @dataclass(eq=False, slots=True)
 class StoreNest:
-    """target[element] = value[element], over the elements of the value; with `fold` over `axes`,
-    the operand of the fold over them.
+    """The store target[element] = value[element], over the elements of the value; with `fold` over
+    `axes`, the value is the operand of the fold.
 
     `update`: the old value of the target is folded in (an accumulator).
     """
@@ -59,8 +59,8 @@ class StoreNest:
     axes: Strides = ()
     update: bool = False
     memory: Mapping[LoopValue, CppBuffer] | None = None
-    """The memory at the time when the store found its place among the others; the store computes
-    all other values."""
+    """The values in memory when the store got its place among the others; the store computes all
+    other values."""
 
     @property
     def space(self) -> BufferSizes:
@@ -72,7 +72,7 @@ class StoreNest:
 
     @property
     def folded(self) -> frozenset[str]:
-        """The loop variables that the fold runs over."""
+        """The loop variables of the fold."""
         return frozenset(n for axis in self.axes for n, _ in self.variables[axis].terms)
 
 
@@ -85,7 +85,7 @@ class Nest:
 
 @dataclass(eq=False, slots=True)
 class ContractionNest:
-    """target += the contraction."""
+    """The statement target += contraction."""
 
     value: Contract
     target: CppBuffer
@@ -94,22 +94,22 @@ class ContractionNest:
 
 Item = Nest | ContractionNest
 Root = tuple[LoopValue, CppBuffer | None, bool]
-"""A value that is computed: into a buffer, or (None) wherever it is to be found later, or (True)
-added to the buffer."""
+"""A value that is computed: into a buffer, or (None) into any memory, or (True) added to the
+buffer."""
 
 
 @dataclass
 class Memory:
-    """The memory of a block, over all of its stages."""
+    """The memory of a block in all of its stages."""
 
     buffers: dict[LoopValue, CppBuffer] = field(default_factory=dict)
-    """Where values lie that have been computed."""
+    """The places of computed values."""
     allocated: list[CppBuffer] = field(default_factory=list)
     mutable: set[str] = field(default_factory=set)
     """Buffers that are written more than once."""
 
     def allocate(self, value: LoopValue, strides: BufferSizes | None = None, hint: str = "b") -> CppBuffer:
-        """Room for a value; `strides` where its axes are to lie in another order."""
+        """Memory for a value; `strides` if its axes have another order there."""
         name = f"{hint}{len(self.allocated)}"
         found = CppBuffer(value.dtype, value.shape, name, strides or contiguous(value.shape))
         self.allocated.append(found)
@@ -140,8 +140,8 @@ class LoopSchedule:
                 self.store(value, target)
 
     def _decide(self, roots: Sequence[LoopValue]) -> None:
-        """Note the values that are worth memory: dear, and with several readers or with a reader
-        that has more elements."""
+        """Note the values that are worth memory: expensive, and with several readers or with a
+        reader of more elements."""
         readers: dict[LoopValue, set[LoopValue]] = {}
         order = topological(roots, self.room.buffers)
         for value in order:
@@ -160,7 +160,7 @@ class LoopSchedule:
                 self.kept.add(value)
 
     def memory(self, value: LoopValue) -> CppBuffer:
-        """The value in memory, computed now if it is not yet there."""
+        """The buffer of a value, which is computed now if it is not yet in memory."""
         if isinstance(value, CppBuffer):
             return value
         if value not in self.room.buffers:
@@ -176,13 +176,13 @@ class LoopSchedule:
         return self.room.buffers[value]
 
     def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
-        """A product into a buffer; its operands come into memory first."""
+        """Compute a product into a buffer, and its operands into memory before."""
         reads = {self.address(arg).name for arg in value.args}
         self.items.append(ContractionNest(value, target, update))
         self._note(len(self.items) - 1, target.name, reads)
 
     def address(self, value: LoopValue) -> CppBuffer:
-        """The memory in which the elements of a value lie, as a buffer of its shape."""
+        """The memory of a value's elements, as a buffer of its shape."""
         axes = shape_axes(value.shape)
         inner, index = strip(value, axes)
         if isinstance(inner, (LoopConstant, LoopIota)):
@@ -191,7 +191,8 @@ class LoopSchedule:
         return viewed(buffer, index, value.shape)
 
     def _flat(self, value: Flat) -> CppBuffer:
-        """Merged axes in memory: those of the operand, where it lies row by row, else of a copy."""
+        """The memory of merged axes: that of the operand if it is stored row by row, else of a
+        copy."""
         if value not in self.room.buffers:
             rows = self.address(value.arg)
             if not rows.dense:
@@ -205,9 +206,9 @@ class LoopSchedule:
     # ------------------------------------------------------------ stores
 
     def store(self, value: LoopValue, target: CppBuffer) -> None:
-        """A value into a buffer of its shape.
+        """Store a value in a buffer of its shape.
 
-        Parts of a concatenation, and merged axes, are stored where they belong.
+        Parts of a concatenation, and merged axes, are stored at their final places.
         """
         if value in self.kept and value not in self.room.buffers:
             self.memory(value)
@@ -232,7 +233,7 @@ class LoopSchedule:
         return self._add(StoreNest(value, target))
 
     def _update(self, value: LoopValue, target: CppBuffer) -> None:
-        """target += value."""
+        """Add a value to a target."""
         if isinstance(value, Contract) and value not in self.room.buffers:
             return self.contract(value, target, True)
         if isinstance(value, Reduce) and value.fn is ADD and value not in self.room.buffers:
@@ -240,8 +241,8 @@ class LoopSchedule:
         return self._add(StoreNest(value, target, ADD, (), True))
 
     def _add(self, store: StoreNest) -> None:
-        """Into the first nest over the same elements at which all that the store reads is there,
-        else into a new one."""
+        """Put a store into the first nest over the same elements at which all operands of the store
+        are computed, else into a new one."""
         reads: dict[str, set[Affine]] = {}
         leaves = self.leaves(store)
         store.memory = dict(self.room.buffers)
@@ -275,8 +276,8 @@ class LoopSchedule:
         return len(folds) < 2
 
     def _pointwise(self, at: int, name: str, places: set[Affine], store: StoreNest) -> bool:
-        """Whether a nest writes every element of the buffer just before the store would read it
-        there, at one of these places."""
+        """Whether a nest writes every element of the buffer just before the store would read it in
+        the nest, at one of these places."""
         nest = self.items[at]
         if not isinstance(nest, Nest) or not self._fits(nest, store):
             return False
@@ -286,7 +287,7 @@ class LoopSchedule:
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
         """The leaves of the computation of a store's elements: buffers, numbers, positions.
 
-        Computes the values that must lie in memory.
+        Computes the values that must be in memory.
         """
         found = dict.fromkeys([self.resolve(store, store.value, store.variables, root=True)])
         waiting = list(found)
@@ -317,6 +318,6 @@ class LoopSchedule:
 
 
 def _plain(value: Contract, target: CppBuffer, buffers: Mapping[LoopValue, CppBuffer]) -> bool:
-    """Whether the target lies as the product would."""
+    """Whether the target has the layout of the product."""
     wanted = product_strides(value, buffers)
     return all(s == t or n == 1 for s, t, n in zip(target.strides, wanted, value.shape, strict=True))

@@ -1,5 +1,5 @@
-"""Compiling generated C++ with the machine's own compiler, and calling it: for tests and benchmarks
-(a model calls it by itself)."""
+"""Generated C++ that the machine's compiler has compiled, as functions for tests and benchmarks; a
+model calls its kernels by itself."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.system.builds import built, compile_files, private_folder
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
-"""Infinities, NaN and the order of additions outside of folds keep their meaning."""
+"""Compiler flags that keep the meaning of infinities, NaN and the order of additions outside of
+folds."""
 NATIVE = ("-march=native",)
 LINE = 64
 """Bytes of a cache line."""
 
 
 def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE) -> Path:
-    """The shared library of a source, compiled once: its name is a hash of the source, the compiler
-    and the flags.
+    """The shared library of a source, which is compiled once: its name is a hash of the source, the
+    compiler and the flags.
 
     Raises RuntimeUnavailable with the compiler's first message.
     """
@@ -50,8 +51,8 @@ def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE
 
 @cache
 def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[Any, Any]:
-    """The function that runs blocks on a pool, and the pool: one for all kernels, whose workers
-    would spin in each other's way. It has one caller at a time."""
+    """The function that runs blocks on a pool, and the pool. There is one pool for all kernels, as
+    the spinning workers of several would disturb each other; it has one caller at a time."""
     source = files("taso_mirage.emit.cpu").joinpath("pool.cpp").read_text()
     library = ctypes.CDLL(str(build(source, folder, (*flags, "-pthread"))))
     library.pool_new.restype = ctypes.c_void_p
@@ -63,8 +64,8 @@ def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[An
 class NativeKernel:
     """A compiled muGraph.
 
-    `threads`: how many run a grid's blocks, the caller among them. `library`: the library that has
-    it, if it is compiled.
+    `threads`: the number of threads that run a grid's blocks, with the caller. `library`: the
+    library with its code, if it is compiled.
     """
 
     graph: Graph
@@ -123,8 +124,8 @@ class NativeKernel:
         prepared: Sequence[NDArray[Any]] = (),
         scratch: NDArray[Any] | None = None,
     ) -> Callable[[], None]:
-        """A run on these arrays, which must be dense; it keeps all that it reads and writes.
-        `scratch`: memory of others that it may use, of `scratch_bytes` at least."""
+        """A run on these arrays, which must be dense; it keeps all arrays that it reads and writes
+        alive. `scratch`: memory of others that it may use, of `scratch_bytes` at least."""
         sizes = self.sizes(inputs)
         given = self._given(sizes)
         places = []
@@ -156,15 +157,15 @@ class NativeKernel:
         return (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
 
     def _scratch_of(self, wanted: int) -> NDArray[Any]:
-        """Memory of that many bytes: the same for runs that need no more."""
+        """Scratch memory of so many bytes, the same for all runs that need no more."""
         if wanted > self._scratch.nbytes:
             self._scratch = empty_aligned((wanted,), np.uint8)
         return self._scratch
 
 
 def empty_aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """An array that begins with a cache line, as runtimes have them: vectors that cross lines take
-    twice as long."""
+    """An array that is aligned to a cache line, like those of runtimes: vectors that cross lines
+    take twice as long."""
     size = prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + LINE, np.uint8)
     start = -raw.ctypes.data % LINE

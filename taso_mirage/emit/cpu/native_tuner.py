@@ -1,5 +1,5 @@
-"""The choice of the fastest of several muGraphs on this machine's CPU: all are compiled, and run in
-turn (Mirage, OSDI'25, section 8)."""
+"""The choice of the fastest of several muGraphs on this machine's CPU: all are compiled, and
+measured in turn (Mirage, OSDI'25, section 8)."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.system.spending import Purpose, spent
 
 FILE = 8
-"""Programs of one C++ file; files are compiled at the same time."""
+"""The number of programs in one C++ file; files are compiled in parallel."""
 LEAST = 1.0
-"""Seconds in which muGraphs get a first turn, however little time there is."""
+"""Seconds in which muGraphs get a first turn even if there is less time."""
 TURN = 5
-"""Counted runs of a program in its turn, after one that finds its data in the caches again."""
+"""The number of runs of a program in its turn that count, after one that brings its data into the
+caches again."""
 RANGED = 8
-"""Programs with free sizes that are compiled: each is compiled for whole tiles and for others."""
+"""The number of programs with free sizes that are compiled: each is compiled for whole tiles and
+for others."""
 CLOSE = 1.2
 """A program that takes longer than this factor times the fastest is not measured in the second half
 of the time."""
 LARGE, COLD = 1 << 23, 1 << 27
-"""Bytes from which an input is a weight, which a run of the whole model reads from memory; and the
-bytes that no cache holds."""
+"""Bytes from which on an input counts as a weight, which a run of the whole model reads from
+memory; and the bytes that no cache holds."""
 EQUAL = 0.03
-"""Times within such a share of each other are one: then fewer kernels are better, and more blocks,
-which threads share better on a machine that others use."""
+"""The relative difference up to which times count as equal: then fewer kernels are better, and more
+blocks, which threads share better on a machine that others use."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedNative:
-    """A compiled muGraph with the least seconds that a call took: others may use the machine."""
+    """A compiled muGraph with the least seconds of a call, as others may use the machine."""
 
     kernel: NativeKernel
     seconds: float
@@ -59,8 +61,8 @@ def tuned_native(
     graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None
 ) -> list[TunedNative]:
     """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the
-    fastest first. Those that give the same program are one; those without C++, or without a turn in
-    time, are left out. Raises Unsupported if all are without C++."""
+    fastest first. muGraphs with the same program count as one; those without C++, or without a turn
+    in time, are left out. Raises Unsupported if all are without C++."""
     made = compiled(different(graphs), threads, folder)
     quickest = _quickest(_calls(made), seconds)
     return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True) if t < inf), key=_rank)
@@ -73,9 +75,9 @@ def tuned_ranges(
     seconds: float = 2.0,
     folder: Path | None = None,
 ) -> tuple[Graph, list[SizeRange]]:
-    """Choose the muGraph with free sizes for most runs, and those that are clearly faster in
-    smaller ones. Each chosen muGraph was the fastest at one of the `measured` sizes, of which the
-    first are the usual ones. Raises as `tuned_native`."""
+    """The choice of a muGraph with free sizes for most runs, and of those that are clearly faster
+    in smaller runs. Each chosen muGraph was the fastest at one of the `measured` sizes, of which
+    the first are the usual ones. Raises as `tuned_native`."""
     made = compiled(different(graphs)[:RANGED], threads, folder)
     times: list[list[float]] = []
     end = time.perf_counter() + seconds
@@ -95,8 +97,8 @@ def tuned_ranges(
 
 @spent(Purpose.TUNING)
 def _quickest(calls: Sequence[Callable[[], None]], seconds: float) -> list[float]:
-    """The least seconds of each, as they run in turn; infinity for those that had no turn before
-    twice the time was over, and LEAST."""
+    """The least seconds of each muGraph, run in turn; infinity for those without a turn before
+    twice the time and LEAST were over."""
     found = [inf for _ in calls]
     racing = list(range(len(calls)))
     last = time.perf_counter() + max(2 * seconds, LEAST)
@@ -118,7 +120,7 @@ def _rank(tuned: TunedNative) -> tuple[int, int, int, float]:
 
 
 def different(graphs: Sequence[Graph]) -> list[Graph]:
-    """The first muGraph of each program. Raises Unsupported where none has a program."""
+    """The first muGraph of each program. Raises Unsupported if none has a program."""
     found: dict[str, Graph] = {}
     problem = Unsupported("there is no muGraph to compile; raise the budget of the search")
     for graph in graphs:
@@ -148,12 +150,12 @@ def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) 
 
 
 def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = None) -> list[Callable[[], None]]:
-    """A call of each on the same random inputs; `sizes` are of the names that a run gives. As they
-    take turns, all write the same outputs and scratch memory: of large regions many would fill the
-    machine.
+    """A call of each program on the same random inputs; `sizes` are of the names that a run gives.
+    As programs take turns, all write the same outputs and scratch memory: for large regions
+    separate ones would fill the machine.
 
-    Inputs that no cache would keep from one run of a model to the next come from memory: there are
-    several copies, which take turns.
+    Inputs that no cache would keep from one run of a model to the next come from memory: they have
+    several copies, which are read in turn.
     """
     rng = np.random.default_rng(0)
     leaves = kernels[0].graph.inputs
@@ -196,8 +198,8 @@ def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArra
 
 
 def _turn(call: Callable[[], None], last: float) -> Iterator[float]:
-    """Seconds of some calls; of the first one too, which finds nothing in caches, where the time is
-    over with it."""
+    """The seconds of some calls; they include the first one, which finds nothing in caches, only if
+    the time ends with it."""
     for i in range(TURN + 1):
         start = time.perf_counter()
         call()

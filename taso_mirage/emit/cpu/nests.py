@@ -21,7 +21,7 @@ C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "
 
 
 def register_type(dtype: str) -> str:
-    """The C++ type of one element while it is computed with: floats are fp32."""
+    """The C++ type of one element in computations: floats are fp32."""
     return "float" if is_float(dtype) else memory_type(dtype)
 
 
@@ -44,12 +44,13 @@ def cpp_number(value: float, dtype: str) -> str:
 
 
 Register = tuple[str, int]
-"""The name of an element's register (or its constant), and the depth from which on it is known."""
+"""The name of an element's register (or its constant), and the depth of loops from which on it is
+known."""
 
 
 @dataclass
 class NestStatements:
-    """The statements of one nest of loops: those before and after the loops inside, for every
+    """The statements of one nest of loops: those before and after the inner loops, for every
     depth."""
 
     schedule: LoopSchedule
@@ -62,7 +63,7 @@ class NestStatements:
     stored: dict[tuple[str, Affine], Register] = field(default_factory=dict)
     """Stored values that are still in a register, by their places."""
     folds: list[str] = field(default_factory=list)
-    """How the inner loop folds into registers, as OpenMP says it."""
+    """The inner loop's folds into registers, as clauses of OpenMP."""
     count: int = 0
 
     def store(self, item: StoreNest) -> None:
@@ -149,8 +150,8 @@ def _sizes(nest: Nest) -> dict[str, object]:
 
 
 def loop_order(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str] = frozenset()) -> list[str]:
-    """The loop variables of a nest, the outermost first: the inner loop is that along which most
-    elements lie side by side; folds into registers are inside."""
+    """The loop variables of a nest, the outermost first: the inner loop is the one along which most
+    buffers are contiguous; folds into registers are inside."""
     names = list(_sizes(nest))
     folded = next((s.folded for s in nest.stores if s.folded), frozenset())
     side = dict.fromkeys(names, 0)
@@ -169,12 +170,12 @@ def loop_order(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str] = fro
 
 
 def _target(item: StoreNest) -> AffineIndex:
-    """Where a store goes: the folded axes have one place."""
+    """The place of a store's element: folded axes have a single place."""
     return tuple(Affine() if i in item.axes else v for i, v in enumerate(item.variables))
 
 
 def _combined(item: StoreNest, place: Expression, text: str) -> Expression:
-    """What is stored in a place: a value, or the old one with it."""
+    """The value that a place gets: a new one, or a new one folded into the old one."""
     if item.update:
         return _combine(item, place, text)
     wanted = memory_type(item.target.dtype)
@@ -182,13 +183,13 @@ def _combined(item: StoreNest, place: Expression, text: str) -> Expression:
 
 
 def _combine(item: StoreNest, a: Expression | str, b: str) -> Expression:
-    """One element more in a fold."""
+    """The fold with one more element."""
     assert item.fold is not None
     return expression(item.fold.cpp.format(a, b))
 
 
 def _folded(item: StoreNest) -> Fold:
-    """How C++ folds with the function of a store."""
+    """The fold of a store's function in C++."""
     found = None if item.fold is None else item.fold.fold
     if found is None:
         raise Unsupported("a fold that has no C++; keep its operator outside of kernels")
@@ -199,7 +200,8 @@ def _folded(item: StoreNest) -> Fold:
 
 
 def phase_statements(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[list[Statement], set[str]]:
-    """The statements of a stage, and which buffers they use. `needed`: buffers that others read."""
+    """The statements of a stage, and the buffers that they use. `needed`: buffers that others
+    read."""
     made: list[Statement] = []
     used: set[str] = set()
     names = [_used(schedule, item) for item in schedule.items]
@@ -217,7 +219,8 @@ def phase_statements(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[li
 
 
 def _identities(nest: Nest, schedule: LoopSchedule) -> Iterator[Statement]:
-    """Folds along outer loops go through memory, which begins with the fold's identity."""
+    """The start of folds along outer loops: they go through memory, which begins with the fold's
+    identity."""
     loops = loop_order(schedule, nest)
     for item in nest.stores:
         folded = item.folded
@@ -235,7 +238,8 @@ def _used(schedule: LoopSchedule, item: Nest | ContractionNest) -> set[str]:
 
 
 def _registers(schedule: LoopSchedule, names: Sequence[set[str]], needed: frozenset[str]) -> frozenset[str]:
-    """Buffers that only the nest that writes them reads; `names` are those that each nest uses."""
+    """Buffers that only their writing nest reads; `names` are those of the buffers that each nest
+    uses."""
     stores = [s for item in schedule.items if isinstance(item, Nest) for s in item.stores]
     folds = {s.target.name for s in stores if s.folded or s.update}
     folds |= {item.target.name for item in schedule.items if isinstance(item, ContractionNest)}

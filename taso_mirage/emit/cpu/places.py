@@ -55,7 +55,7 @@ class Places:
         return made
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[Expression, Tensor]:
-        """An output of the graph, else room in the scratch memory, where floats are fp32."""
+        """A place in an output of the graph, else in the scratch memory, where floats are fp32."""
         for i, output in enumerate(self.graph.outputs):
             if source(output) == (node, index):
                 return v.outputs[i], type
@@ -63,7 +63,7 @@ class Places:
         return self.room(tensor_bytes(stored)), stored
 
     def room(self, bytes: Dim) -> Expression:
-        """So much scratch memory."""
+        """A place of so many bytes in the scratch memory."""
         place = sum_of([static_cast("char*", "scratch"), *self.used()])
         self.scratch.append(bytes)
         return place

@@ -1,5 +1,5 @@
-"""Terms whose C++ is a class by hand: they read weights that are prepared once, before the first
-run."""
+"""Terms whose C++ is a class that is written by hand: they read weights that are prepared once,
+before the first run."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class TemplateInstance:
     """The sides of a tile, which are powers of two."""
     switches: tuple[bool, ...] = ()
     fixed: tuple[Dim, ...] = ()
-    """The sizes besides those of the weights that its code is made for."""
+    """The sizes, besides those of the weights, for which its code is made."""
     times: Dim = 1
-    """How many times its blocks run, if that is not in its code."""
+    """The number of runs of its blocks, if that is not in its code."""
     rows: Dim = 0
     """A size that a run gives and its blocks read; 0 where there is none."""
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
     first: tuple[Dim, Dim, int] = (0, 0, 0)
-    """How often its function `digits` runs before the blocks, the bytes that each makes, and the
-    properties on which they depend besides."""
+    """The number of runs of its function `digits` before the blocks, the bytes that each run
+    writes, and the other properties on which they depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuProgram:
-    """How the terms of an operator are written: each is an instance of a class template."""
+    """The program of an operator: each of its terms is an instance of a class template."""
 
     op: str
     instance: Callable[[Node], TemplateInstance]
@@ -87,7 +87,7 @@ def template_instance(node: Node) -> TemplateInstance:
 class PreparedTerm:
     """A term with prepared weights and the C++ class `name` that computes it.
 
-    Raises Unsupported where there is no such class.
+    Raises Unsupported if there is no such class.
     """
 
     node: Node
@@ -126,13 +126,13 @@ class PreparedTerm:
 
     @property
     def blocks(self) -> Expression:
-        """How many there are."""
+        """The number of blocks."""
         each, times = v[f"{self.name}::BLOCKS"], self.kind.times
         return each if times == 1 else v[str(times)] * each
 
     @property
     def prepared(self) -> Expression:
-        """The bytes of its prepared weights, as far as those of the next term begin."""
+        """The bytes of its prepared weights, up to the start of those of the next term."""
         return (v[f"{self.name}::PREPARED"] + 63) / 64 * 64
 
     @property
@@ -166,7 +166,7 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
 
 @dataclass
 class PreparedCalls:
-    """The terms of a program that read prepared weights, which lie one behind the other.
+    """The terms of a program that read prepared weights, which are stored one after the other.
 
     Terms whose results nothing has read yet run together.
     """
@@ -174,7 +174,7 @@ class PreparedCalls:
     places: Places
     terms: list[PreparedTerm] = field(default_factory=list)
     run: int = 0
-    """How many of the terms have run."""
+    """The number of terms that have run."""
 
     def add(self, node: Node, name: str) -> PreparedTerm:
         """A node as an instance of a header's class, whose blocks run before their result is
@@ -245,7 +245,7 @@ class PreparedCalls:
 
 
 def _together(group: Sequence[PreparedTerm]) -> Iterator[Statement | ProgramFunction]:
-    """The blocks of one term after those of the other."""
+    """A function that runs the blocks of one term after those of the other."""
     names = [made.name for made in group]
     if any(made.kind.times != 1 for made in group):
         raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")

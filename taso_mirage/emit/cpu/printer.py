@@ -1,4 +1,4 @@
-"""How C++ writes programs that are values (`statements`).
+"""The text of programs that are values (`statements`) in C++.
 
 A list is written as `{a, b}`, `tl.store(place, value)` as an assignment, and a loop or a condition
 over one statement on its line. A statement's comment is the line above it. A function within
@@ -30,7 +30,8 @@ from taso_mirage.emit.statements import (
 
 INDENT = "  "
 BINDS = {op: rank for op, rank in RANKS.items() if op != "//"} | {"&": 0, "choice": -1}
-"""How strongly operators bind in C++; "&" stands between conditions, and `//` begins a comment."""
+"""The binding strength of operators in C++; "&" is between conditions, and `//` begins a
+comment."""
 
 
 def static_cast(dtype: str, value: ExpressionLike) -> Expression:
@@ -39,7 +40,7 @@ def static_cast(dtype: str, value: ExpressionLike) -> Expression:
 
 
 def function_text(made: ProgramFunction) -> str:
-    """The text of a function; one of a single line is on that line."""
+    """The text of a function; a body of a single line is on that line."""
     head = f"{made.decoration} {made.name}({', '.join(map(str, made.parameters))})"
     comment = [f"// {made.why}"] if made.why else []
     inner = list(lines(made.body))
@@ -86,7 +87,7 @@ def _statement(each: Statement) -> Iterator[str]:
 
 
 def _headed(head: str, body: Sequence[Statement], short: bool = True) -> Iterable[str]:
-    """A head and statements; a single line stands behind the head where it is `short`."""
+    """A head and statements; a single line follows the head on its line if it is `short`."""
     inner = list(lines(body))
     return [f"{head} {inner[0]}"] if short and len(inner) == 1 else _braced(head, inner)
 
@@ -123,7 +124,7 @@ def _operand(x: Expression, least: int) -> str:
 
 
 def swept(statements: Sequence[Statement], used: set[str]) -> tuple[Statement, ...]:
-    """Statements without the constants that nothing after them reads; `used` are the names that
+    """Statements without the constants that no later statement reads; `used` are the names that
     later ones read, to which theirs are added."""
     kept: list[Statement] = []
     for each in reversed(statements):

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from taso_mirage.emit.gpu.names import FreeNames
 from taso_mirage.emit.gpu.products import DEFERRED
-from taso_mirage.emit.gpu.tiles import MAXIMUM_START, Tile, Tiles, folded
-from taso_mirage.emit.statements import add, expression, let, tl, v
+from taso_mirage.emit.gpu.tiles import MAXIMUM_START, Tile, Tiles, folded, marked
+from taso_mirage.emit.statements import Expression, add, expression, let, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, Lowering
 from taso_mirage.ir.terms import Node, is_float
@@ -43,7 +43,7 @@ class Accumulators:
         return replace(x, code=new, zero=False)
 
     def accumulate(self, node: Node) -> Tile:
-        """What an accumulator has after the loop."""
+        """The value of an accumulator after the loop."""
         over, x = node.attr("over"), self.values[node.args[0]]
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
@@ -106,7 +106,7 @@ class Accumulators:
         self.lines.last += [let(old.code, x.code) for old, x in zip((variance, mean), new, strict=True)]
         return replace(variance, stage=LoopPhase.AFTER)
 
-    def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
+    def _rescale(self, node: Node, x: Tile, y: Tile) -> Expression:
         """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
         old, new = self.states[node.args[1]]
         m, degree = self.values[node.args[1]], node.attr("degree")
@@ -116,13 +116,12 @@ class Accumulators:
         lag = v[old] - new
         code = self.lines.let(LoopPhase.LOOP, "rescale", tl.exp(lag if degree == 1 else float(degree) * lag))
         own = self.tiles.roots(m)
-        marks = [":" if axis in own else "None" for axis in self.tiles.roots(y)]
-        return code if not own or "None" not in marks else f"{code}[{', '.join(marks)}]"
+        return marked(code, [axis in own for axis in self.tiles.roots(y) if own])
 
     def _state(self, hint: str, x: Tile, start: str) -> str:
         """A variable of the loop, in the shape of a tile."""
         name = self.lines.name(hint)
-        lanes = [self.tiles.axes_of.lanes(a) for a in x.present]
+        lanes = self.tiles.axes_of.all_lanes(x.present)
         value = 'float("-inf")' if start == "-inf" else start if is_float(x.stored) else "0"
         dtype = "float32" if is_float(x.stored) else x.stored
         self.lines.write(LoopPhase.INVARIANT, let(name, tl.full(lanes, value, tl[dtype])))

@@ -1,5 +1,5 @@
 """The body of an attention kernel: the softmax of scores times values over the keys of a loop, in
-parts. `warp_specialized.py` writes it with specialized warps."""
+parts. `warp_specialized.py` generates its program with specialized warps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LARGEST = RegionPattern("reduce_max(x, axes=a, keepdims=k)")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A side of the scores: a leaf in some order of its dims (`x`), and the divisor of each of its
-    rows."""
+    """A side of the scores: a leaf with its dims in some order (`x`), and the divisor of each of
+    its rows."""
 
     leaf: Node
     x: Node
@@ -32,7 +32,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBody:
-    """The terms of a body that is softmax(queries keys) values over the keys of a loop, in
+    """The terms of a body that computes softmax(queries keys) values over the keys of a loop, in
     parts."""
 
     queries: Operand
@@ -45,7 +45,7 @@ class AttentionBody:
 
 
 def attention(block: TritonBlock) -> AttentionBody:
-    """Read a kernel's body as attention. Raises Unsupported with the reason where the body computes
+    """Read a kernel's body as attention. Raises Unsupported with the reason if the body computes
     anything else."""
     found: dict[object, Node] = {}
     for node in (n for n in block.body if traits(n).lowering is Lowering.ACCUMULATE):
@@ -70,20 +70,20 @@ def attention(block: TritonBlock) -> AttentionBody:
 
 
 def demand(holds: bool, otherwise: str) -> None:
-    """Raises Unsupported with the reason where a condition does not hold."""
+    """Raise Unsupported with the reason if a condition does not hold."""
     if not holds:
         raise Unsupported(f"{otherwise}: no attention that warps with roles are generated for")
 
 
 def bare(node: Node) -> Node:
-    """A term without reshapes around it."""
+    """A term without the reshapes around it."""
     while traits(node).lowering is Lowering.RESHAPE:
         node = node.args[0]
     return node
 
 
 def _is_largest(block: TritonBlock, top: Node, scores: Node) -> bool:
-    """Whether a term is the larger one of the least float and of the scores of each row."""
+    """Whether a term is the maximum of the least float and of the scores of each row."""
     node = bare(top)
     if traits(node).lowering is not Lowering.MAXIMUM or len(node.args) != 2:
         return False

@@ -3,7 +3,7 @@ more where a dot needs it)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
@@ -89,6 +89,10 @@ class TileAxes:
     def lanes(self, axis: int) -> int:
         axis = self.find(axis)
         return max(power_of_two(self.largest(axis)), self._least[axis])
+
+    def all_lanes(self, axes: Iterable[int]) -> list[int]:
+        """The lanes of each of some axes."""
+        return [self.lanes(axis) for axis in axes]
 
     def padded(self, axis: int) -> bool:
         return self.lanes(axis) != self.size(axis)

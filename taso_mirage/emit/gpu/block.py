@@ -1,5 +1,5 @@
-"""One `kernel` term as a Triton function: loads by imap and fmap, the terms of the body, accumulators,
-stores by omap."""
+"""One `kernel` term as a Triton function: loads by imap and fmap, the terms of the body,
+accumulators, stores by omap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from taso_mirage.emit.gpu.program import (
 )
 from taso_mirage.emit.gpu.threads import chain
 from taso_mirage.emit.gpu.tile_memory import TileMemory
-from taso_mirage.emit.gpu.tiles import HALF, Tile, Tiles
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, loop, tl
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, parts_in, usual_size
@@ -41,7 +41,7 @@ from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
 
-AGAIN = ', eviction_policy="evict_last"'
+AGAIN = {"eviction_policy": '"evict_last"'}
 """The policy of the second load of a tile that a dot and another term read: in shared memory the
 tile is swizzled for the dot, and every other read has bank conflicts (19.9-fold, measured on an
 H100). Another policy keeps the compiler from making the two loads one."""
@@ -94,8 +94,8 @@ class TritonBlock:
     def _load(self, i: int, leaf: Node) -> None:
         self.values[leaf] = self.memory.load(i, leaf)
         inside = self.term.looped and self.term.stage[leaf] is LoopPhase.LOOP
-        if inside and self.values[leaf].stored in HALF and self.term.is_shared(leaf):
-            self.apart[leaf] = self.memory.load(i, leaf, AGAIN)
+        if inside and self.values[leaf].stored in HALF_FLOATS and self.term.is_shared(leaf):
+            self.apart[leaf] = self.memory.load(i, leaf, **AGAIN)
 
     def _value(self, node: Node) -> Tile:
         term, values, kind = self.term, self.values, traits(node).lowering
@@ -105,7 +105,7 @@ class TritonBlock:
         if node in term.split:
             leaf = self.body.inputs.index(node.args[0])
             if node.args[0] in self.apart:
-                self.apart[node] = self.memory.load(leaf, node, AGAIN)
+                self.apart[node] = self.memory.load(leaf, node, **AGAIN)
             return self.memory.load(leaf, node)
         if kind in LAYOUT and node.args[0] in self.apart:
             found = interpret_term(node, self.tiles, [self.apart[node.args[0]]])

@@ -23,6 +23,7 @@ from taso_mirage.emit.gpu.offsets import TileCut, inner, place
 from taso_mirage.emit.gpu.products import elements
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import Tile, Tiles
+from taso_mirage.emit.statements import Expression, sum_of, tl, v
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, is_constant, users
@@ -170,8 +171,8 @@ def digits_of_x(product: BlockProduct) -> Digits:
 
 def loaded_in_order(
     tiles: Tiles, pointer: str, buffer: TritonBuffer, tile: Shape, digits: Digits, cuts: Sequence[TileCut]
-) -> str:
-    """The code of a tile that is loaded with parts of its dims in an order; where it has other dims
+) -> Expression:
+    """A tile that is loaded with parts of its dims in an order; where it has other dims
     than in memory, they are parts of the last one there."""
     kept = [each for each in digits if each[1] != 1]
     axes = [tiles.axes_of.fresh(n) for _, n, _ in kept]
@@ -182,12 +183,11 @@ def loaded_in_order(
     shape = tuple([n for _, n, _ in kept])
     order = [axes[i] for i in sorted(range(len(kept)), key=lambda i: kept[i][2])]
     at = place(tiles, buffer, tile, inner(groups, shape, axes), order, cuts)
-    padded = [a for a in axes if tiles.axes_of.padded(a)]
-    mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
-    code = f"tl.permute(tl.load({pointer}{at}{mask}), {tuple(order.index(a) for a in axes)})"
-    lanes = [tiles.axes_of.lanes(a) for a in axes]
+    masks = tiles.masks(order, [a for a in axes if tiles.axes_of.padded(a)])
+    found = tl.load(sum_of([pointer, *at]), *masks, other=0)
+    lanes = tiles.axes_of.all_lanes(axes)
     whole = [math.prod(n for n, (d, _, _) in zip(lanes, kept, strict=True) if d == at) for at in range(dims)]
-    return f"tl.reshape({code}, {whole})"
+    return tl.reshape(tl.permute(found, tuple(order.index(a) for a in axes)), whole)
 
 
 def loaded_x(
@@ -198,8 +198,8 @@ def loaded_x(
     buffer: TritonBuffer,
     tile: Shape,
     cuts: Sequence[TileCut],
-) -> str | None:
-    """The code of a tile of one row that a product reads as `leaf`, in the order that this wants;
+) -> Expression | None:
+    """A tile of one row that a product reads as `leaf`, in the order that this wants;
     None of another tile."""
     product = next((each for each in products.values() if each.source is leaf), None)
     if product is None or [n for n in tile if n != 1] != list(tile[-1:]):
@@ -225,20 +225,19 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
     inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces after all but a pair of pairs
     stage = max(numbers.stage, x.stage, scales.stage)
     let = xp.lines.let
-    exact = numbers.code if numbers.stored == "float16" else f"{numbers.code}.to(tl.float16)"
-    left = f"tl.permute(tl.reshape({exact}, {[c, groups, group, *digits]}), {(1, 2, 0, *[3 + i for i in inside])})"
-    left = let(stage, "left", f"tl.reshape({left}, {[groups, group * c, e]})")
-    half = x.code if x.stored == "float16" else f"{x.code}.to(tl.float16)"
-    right = f"tl.permute(tl.reshape({half}, {[groups, group, *digits]}), {(0, *[2 + i for i in inside], 1)})"
-    right = let(stage, "right", f"tl.reshape({right}, {[groups, e, group]})")
-    dot = let(stage, xp.hint, f"tl.reshape(tl.dot({left}, {right}), {[groups, group, c, group]})")
-    one = xp.lines.lanes(group)
-    factor = f"tl.permute(tl.reshape({xp.spread(scales, numbers.axes[:2])}, {[c, groups, group]}), (1, 2, 0))"
-    factor = let(stage, f"{scales.code}_t", f"{factor}[:, :, :, None].to(tl.float32)")
-    kept = let(
-        stage, xp.hint, f"{dot} * tl.where({one}[None, :, None, None] == {one}[None, None, None, :], {factor}, 0.0)"
-    )
-    code = let(stage, xp.hint, f"tl.sum(tl.sum(tl.sum({kept}, 1), 2), 0)")
+    apart = tl.reshape(_half(numbers), [c, groups, group, *digits])
+    rows = tl.permute(apart, (1, 2, 0, *[3 + i for i in inside]))
+    left = let(stage, "left", tl.reshape(rows, [groups, group * c, e]))
+    apart = tl.reshape(_half(x), [groups, group, *digits])
+    row = tl.permute(apart, (0, *[2 + i for i in inside], 1))
+    right = let(stage, "right", tl.reshape(row, [groups, e, group]))
+    dot = let(stage, xp.hint, tl.reshape(tl.dot(left, right), [groups, group, c, group]))
+    one = v[xp.lines.lanes(group)]
+    scale = tl.permute(tl.reshape(xp.spread(scales, numbers.axes[:2]), [c, groups, group]), (1, 2, 0))
+    factor = let(stage, f"{scales.code}_t", scale[:, :, :, None].to(tl.float32))
+    diagonal = one[None, :, None, None].equals(one[None, None, None, :])
+    kept = let(stage, xp.hint, v[dot] * tl.where(diagonal, factor, 0.0))
+    code = let(stage, xp.hint, tl.sum(tl.sum(tl.sum(kept, 1), 2), 0))
     xp.notes.append(f"{xp.hint}: {group} blocks of weights times {group} of x at a time, of which the diagonal counts.")
     return replace(
         numbers,
@@ -250,3 +249,7 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
         zero=False,
         together=None,
     )
+
+
+def _half(x: Tile) -> Expression:
+    return v[x.code] if x.stored == "float16" else v[x.code].to(tl.float16)

@@ -14,7 +14,7 @@ from taso_mirage.emit.gpu.offsets import Groups, TileCut
 from taso_mirage.emit.gpu.packed_weights import in_words
 from taso_mirage.emit.gpu.products import LAYOUT, chained, vector_products
 from taso_mirage.emit.gpu.program import TritonBuffer
-from taso_mirage.emit.gpu.tiles import HALF
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, is_free_kernel, loop_phases, overlaps
 from taso_mirage.ir.terms import Graph, Node, users
@@ -84,7 +84,7 @@ class BlockTerm:
     @cached_property
     def vectors(self) -> dict[Node, Node]:
         """The sums of the loop that are dots of a vector, with the products that they sum."""
-        halves = [x for x, b in zip(self.body.inputs, self.reads, strict=True) if b.dtype in HALF]
+        halves = [x for x, b in zip(self.body.inputs, self.reads, strict=True) if b.dtype in HALF_FLOATS]
         return vector_products(self.body, self.stage, halves) if self.looped else {}
 
     @cached_property
@@ -104,7 +104,7 @@ class BlockTerm:
 
     @cached_property
     def ahead(self) -> dict[Node, BlockProduct]:
-        """The same by the terms that unpack their weights, which are loaded before all else."""
+        """Products by the terms that unpack their weights, which are loaded before all else."""
         return {each.packed: each for each in self.products.values()}
 
     @cached_property

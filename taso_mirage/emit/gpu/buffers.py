@@ -24,8 +24,7 @@ def is_launched(node: Node) -> bool:
 def kernel_terms(graph: Graph) -> list[Node]:
     """The terms of a muGraph that are launched, operands first.
 
-    Raises Unsupported where there is any other operator between them than another shape of an input
-    or of a result.
+    Raises Unsupported if other operators are between them than reshapes of inputs or results.
     """
     found = []
     for node in graph:
@@ -37,14 +36,14 @@ def kernel_terms(graph: Graph) -> list[Node]:
 
 
 def _is_view(node: Node, graph: Graph) -> bool:
-    """Whether a term is an input, or a result, in another shape."""
+    """Whether a term is an input or a result in another shape."""
     reshape = traits(node).lowering is Lowering.RESHAPE
     return reshape and (node.args[0] in graph.inputs or node.args[0].op == "weight" or node in graph.outputs)
 
 
 def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
-    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
-    batched if anything is; that of a view of one has its own shape."""
+    """The buffer of every tensor of a muGraph: of inputs, weights, and the results of kernels,
+    which are all batched if any input is; the buffer of a view has the view's shape."""
     found: dict[Node, TritonBuffer] = {}
     taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
@@ -71,14 +70,14 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
 
 
 def dense_buffers(graph: Graph, buffers: Mapping[Node, TritonBuffer]) -> tuple[TritonBuffer, ...]:
-    """Each buffer once, in the shape that the inputs and the results have."""
+    """Each buffer once, in the shape of the inputs and the results."""
     views = {node for node in graph if _is_view(node, graph)}
     found = {b.name: b for node, b in buffers.items() if node not in views}
     return tuple((found | {buffers[o].name: buffers[o] for o in graph.outputs}).values())
 
 
 def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[TritonBuffer | None]:
-    """The buffers of a kernel's outputs, None for one that nobody reads."""
+    """The buffers of a kernel's outputs, None for an output that nothing reads."""
     if isinstance(node.type, Tensor):
         yield buffers[node]
         return
@@ -95,7 +94,7 @@ def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
 
 
 def _is_narrow(made: Node) -> bool:
-    """Whether a kernel hands a result over in its own type."""
+    """Whether a kernel writes a result in its own type."""
     maker, place = (made.args[0], made.attr("index")) if made.op == "item" else (made, 0)
     return traits(maker.attr("body").outputs[place]).lowering is Lowering.NARROW
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from taso_mirage.emit.gpu.tiles import Tile, Tiles
+from taso_mirage.emit.statements import tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node, topological
@@ -112,8 +113,8 @@ def _exchanged(tiles: Tiles, x: Tile, over: str, blocks: int, to: int) -> Tile:
     x = tiles.computed(x)
     if x.number is not None or x.stored != "float32":
         raise Unsupported(f"a combination of {'a number' if x.number is not None else x.stored} over a cluster")
-    code = x.code if x.present else tiles.lines.let(x.stage, f"{x.code}_row", f"tl.full([16], {x.code}, tl.float32)")
-    found = tiles.lines.let(x.stage, "combined", f'exchanged({code}, "{over}", {blocks}, {to})')
+    code = x.code if x.present else tiles.lines.let(x.stage, f"{x.code}_row", tl.full([16], x.code, tl.float32))
+    found = tiles.lines.let(x.stage, "combined", v.exchanged(code, f'"{over}"', blocks, to))
     if not x.present:
-        found = tiles.lines.let(x.stage, "combined", f"tl.max({found}, 0)")
+        found = tiles.lines.let(x.stage, "combined", tl.max(found, 0))
     return replace(x, code=found, zero=x.zero)

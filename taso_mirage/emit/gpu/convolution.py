@@ -25,9 +25,8 @@ from taso_mirage.emit.gpu.program import (
     LaunchSchedule,
     Traffic,
     TritonLaunch,
-    guessed,
 )
-from taso_mirage.emit.gpu.tiles import HALF
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.emit.statements import Expression, Parameter, Statement, add, every, group, let, loop, tl, v, within
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
@@ -52,7 +51,7 @@ class ConvolutionBlock(FormFunction):
 
     def _read_sizes(self) -> None:
         node = self.node
-        if wrong := next((b for b in self.buffers if b.dtype not in (*HALF, "float32") or b.batched), None):
+        if wrong := next((b for b in self.buffers if b.dtype not in (*HALF_FLOATS, "float32") or b.batched), None):
             raise Unsupported(f"a convolution with {wrong.name} of {wrong.dtype}, which has no form in Triton")
         x, w = node.args[:2]
         if not all(isinstance(n, int) for n in (*w.shape, x.shape[3])):
@@ -95,32 +94,20 @@ class ConvolutionBlock(FormFunction):
         return parts * -(-self.width // self.columns)
 
     @property
-    def grid(self) -> tuple[Dim, ...]:
+    def blocks(self) -> Dim:
         pixels = dim_product(self.node.shape[:3])
-        return (self.across * ((pixels + self.pixels - 1) // self.pixels),)
+        return self.across * ((pixels + self.pixels - 1) // self.pixels)
 
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        traffic = self._traffic()
-        blocks = usual_size(self.grid[0])
-        guess = guessed(blocks, self.loop, self.pixels * self.columns, traffic.in_flight, False)
-        names = tuple([b.name for b in self.buffers])
-        schedule = schedule or replace(guess, precision=BF16_PARTS)
-        return TritonLaunch(
-            self.name,
-            self.grid,
-            self.loop,
-            names,
-            schedule,
-            traffic,
-            self.free,
-            precisions=PRECISIONS if self.single else (),
-        )
+        lanes = self.pixels * self.columns
+        made = self._launched(schedule, self.blocks, lanes, self._traffic(), self.loop, precision=BF16_PARTS)
+        return replace(made, precisions=PRECISIONS if self.single else ())
 
     def _traffic(self) -> Traffic:
         size = numpy_dtype(self.buffers[0].dtype).itemsize
-        blocks, steps = usual_size(self.grid[0]), self.steps
+        blocks, steps = usual_size(self.blocks), self.steps
         if self.elementwise:
             loads = (self.pixels + 1) * self.columns * self.kernel[1]
             flops = 2 * self.pixels * self.columns * math.prod(self.kernel) * H100.elementwise

@@ -1,5 +1,5 @@
-"""The axes of a convolution: how the kernel goes along them, and which of its elements a result
-sees."""
+"""The axes of a convolution: how the kernel moves along them, and which of its elements a result
+uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taso_mirage.ir.terms import Node
 @dataclass(frozen=True, slots=True)
 class ConvolvedAxis:
     """One axis of an image: sizes of the data, of the result and of the kernel, and how the kernel
-    goes along it."""
+    moves along it."""
 
     size: int
     result: int
@@ -27,34 +27,35 @@ class ConvolvedAxis:
 
     @property
     def phases(self) -> int:
-        """Kinds of results, by the elements of the kernel that they see."""
+        """The number of kinds of results, by the elements of the kernel that they use."""
         return self.stride if self.transposed else 1
 
     @property
     def products(self) -> list[list[tuple[int, int]]]:
         """For each phase of a transposed convolution the elements of the kernel that its results
-        see, and how many positions further back: none, where the dilation leaves some out."""
+        use, and the positions in the data, counted back; none for phases that the dilation leaves
+        out."""
         rows = [[(k, k * self.dilation - phase) for k in range(self.kernel)] for phase in range(self.phases)]
         return [[(k, n // self.stride) for k, n in row if n % self.stride == 0] for row in rows]
 
     @property
     def taps(self) -> int:
-        """Elements of the kernel that a result sees, at most."""
+        """The largest number of elements of the kernel that a result uses."""
         return max(map(len, self.products)) if self.transposed else self.kernel
 
     @property
     def origin(self) -> int:
-        """How far back a result sees, at most."""
+        """The largest distance back in the data to which a result reads."""
         return max(back for row in self.products for _, back in row) if self.transposed else self.pad
 
     @property
     def positions(self) -> int:
-        """Results of a phase, at most."""
+        """The largest number of results of a phase."""
         return (self.result - 1 + self.pad) // self.stride + 1 if self.transposed else self.result
 
     def seen(self, at: Expression, tap: ExpressionLike, phase: ExpressionLike = 0) -> Expression:
-        """The place in the data that a position sees through an element of the kernel: of a
-        transposed convolution the elements of its phase are counted back."""
+        """The place in the data that a position reads for an element of the kernel; in a transposed
+        convolution the elements of its phase are counted back."""
         if not self.transposed:
             return (at * self.stride if self.stride != 1 else at) - self.pad + expression(tap) * self.dilation
         if self.dilation == 1:
@@ -70,7 +71,7 @@ class ConvolvedAxis:
         return group(expression(first) + expression(tap) * (self.stride // self._common))
 
     def taps_of(self, phase: ExpressionLike) -> Expression:
-        """How many elements of the kernel a phase sees."""
+        """The number of elements of the kernel that a phase uses."""
         if not self.transposed or all(len(row) == self.taps for row in self.products):
             return expression(self.taps)
         apart = self.stride // self._common
@@ -82,12 +83,12 @@ class ConvolvedAxis:
 
     @property
     def _common(self) -> int:
-        """The common divisor of stride and dilation: only one phase in this many has products."""
+        """The common divisor of stride and dilation: one phase in so many has products."""
         return gcd(self.stride, self.dilation)
 
     def _first(self, phase: ExpressionLike) -> Expression:
-        """The first element of the kernel that a phase sees: k * dilation is the phase, modulo the
-        stride."""
+        """The first element k of the kernel that a phase uses: k * dilation is the phase, modulo
+        the stride."""
         apart = self.stride // self._common
         inverse = pow(self.dilation // self._common, -1, apart) if apart > 1 else 0
         return group(expression(phase) // self._common * inverse % apart)
@@ -105,7 +106,7 @@ class ConvolvedAxis:
 
 
 def convolved_axes(node: Node, kernel: Sequence[Dim], transposed: bool = False) -> list[ConvolvedAxis]:
-    """The three axes of a convolution with this kernel; those that it lacks are of size 1."""
+    """The three axes of a convolution with this kernel; missing axes have size 1."""
     x, pads = node.args[0], node.attr("pads")[: len(kernel)]
     rows = zip(*(x.shape[2:], node.shape[2:], kernel, node.attr("strides"), pads, node.attr("dilations")), strict=True)
     found = [ConvolvedAxis(int(n), int(m), int(k), s, p, d, transposed) for n, m, k, s, p, d in rows]

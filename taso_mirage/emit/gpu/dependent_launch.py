@@ -1,9 +1,9 @@
-"""Where a kernel waits for the one before it, and lets the next one begin (programmatic dependent
-launch).
+"""The statements with which a kernel waits for the preceding one, and lets the next one begin
+(programmatic dependent launch).
 
-All generated kernels wait, so the end of each is that of all before it. Blocks of the next one that
-come early take the free room: where a block has all registers of its processor, several go to the
-processors that are done first, and none to the others. So a kernel may be `LATE` (the part of one
+All generated kernels wait, so the end of each is the end of all before it. Early blocks of the next
+kernel take free processors: if a block needs all registers of a processor, several go to the
+processors that finish first, and none to the others. So a kernel may be `LATE` (the part of one
 latent head's keys on an H200: 21.1 to 18.7 us).
 """
 
@@ -24,4 +24,4 @@ EARLY = (
     WAITING[0],
     when("OVERLAP and not EARLY and not LATE", _NEXT, why="to say it twice costs 0.1 us on an H100"),
 )
-"""Not of a kernel with a loop, which was up to 1.5 times as slow there."""
+"""The early start, but not of a kernel with a loop, which was up to 1.5 times as slow with it."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The `body` of a convolution, by the names of its operands behind data and weights. A tile has
+    """The `body` of a convolution, by the names of its operands after data and weights. A tile has
     channels by positions, or with `channels_last` positions by channels."""
 
     node: Node
@@ -31,7 +31,7 @@ class Epilogue:
 
     @property
     def of_results(self) -> list[str]:
-        """The operands that have a number for each result."""
+        """The operands with one element for each result."""
         rows = zip(self.names, self.node.args[2:], strict=True)
         return [name for name, x in rows if x.shape == self.node.shape]
 
@@ -44,8 +44,8 @@ class Epilogue:
         """The statements that compute `result` from itself and from `NAME_tile` of each operand, a
         tile or a vector of channels.
 
-        None of them has a name of `taken`. Without that there are none: such a function has all
-        names that are its own, and no others.
+        None of them defines a name of `taken`. Without `taken` there are no statements: the
+        function is then written for its own names only.
         """
         if taken is None:
             return

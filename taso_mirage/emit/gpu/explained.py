@@ -19,7 +19,7 @@ def said_of(
     orders: Mapping[LoopPhase, Order], loads: int | None, before: Collection[str], results: Sequence[TritonBuffer]
 ) -> Iterator[str]:
     """Sentences on the orders of its operators, on the bytes that an iteration `loads` (None
-    without a loop), on the tiles that are loaded `before` the kernel before ends, and on the
+    without a loop), on the tiles that are loaded `before` the preceding kernel ends, and on the
     layouts of its `results`."""
     for stage, where in WHERE.items():
         order = orders[stage]

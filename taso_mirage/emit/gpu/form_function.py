@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.forms import Buffers, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
-from taso_mirage.emit.gpu.program import LaunchSchedule, TritonLaunch, not_specialized
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed, not_specialized
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, Statement
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 
 TENSOR_CORES = 16
@@ -63,10 +67,26 @@ class FormFunction(ABC):
     def explained(self) -> list[str]:
         """Sentences that say why it is as it is."""
 
-    def _text(self, parameters: Iterable[Parameter], body: Iterable[Statement]) -> str:
+    def _text(self, parameters: Iterable[str | Parameter], body: Iterable[Statement]) -> str:
         """The function with this body, and these parameters behind the operands and the sizes."""
         given: list[str | Parameter] = [*self.names, *self.free, *parameters]
         return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.free)))
+
+    def _launched(
+        self,
+        schedule: LaunchSchedule | None,
+        grid: Dim,
+        lanes: int,
+        traffic: Traffic,
+        loop: int = 1,
+        **first: Any,
+    ) -> TritonLaunch:
+        """A launch of so many blocks with tiles of so many lanes. `first`: settings of the schedule
+        that it has where none is given."""
+        guess = guessed(usual_size(grid), loop, lanes, traffic.in_flight, False)
+        names = tuple([b.name for b in self.buffers])
+        chosen = schedule or replace(guess, **first)
+        return TritonLaunch(self.name, (grid,), loop, names, chosen, traffic, self.free)
 
     def _check_block(self, sizes: Iterable[int], least: int = 1) -> None:
         """Raise Unsupported for sizes of a block that are no powers of two of at least this."""
@@ -90,6 +110,11 @@ class FusedFunction(FormFunction):
         if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):
             raise Unsupported(f"{self.node.op} of {x.type} with {w.type}; images have fixed sizes")
         self.images = x.shape[0]
+
+    @property
+    def _stored(self) -> int:
+        """Bytes of the result, and of the operands of the epilogue."""
+        return sum(b.bytes for b in self.buffers[2:])
 
     def _name_operands(self, names: list[str]) -> None:
         super()._name_operands(names)

@@ -1,5 +1,5 @@
-"""How the terms of a muGraph for a GPU are written: each operator that is launched has a program,
-and so has every form that is found."""
+"""The programs for the terms of a muGraph on a GPU: one for each launched operator, and one for
+each form that is found."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class LaunchedFunction(Protocol):
     """A term as one function of a generated module."""
 
     specialized: bool
-    """Whether groups of its warps do not wait for each other, in Gluon."""
+    """Whether groups of its warps run without waiting for each other, in Gluon."""
 
     @property
     def helpers(self) -> Sequence[str]:
-        """Texts that stand once in its module."""
+        """Texts that its module contains once."""
 
     @property
     def body(self) -> Iterable[Node]:
-        """The terms that it computes one by one."""
+        """The terms that the function computes one by one."""
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        """How it is launched, with this schedule or a first one."""
+        """The launch of the function, with this schedule or a first one."""
 
     def source(self) -> str:
-        """The function."""
+        """The text of the function."""
 
     def explained(self) -> Iterable[str]:
-        """Sentences that say why it is as it is."""
+        """Sentences that give the reasons for the form of the function."""
 
 
 Buffers: TypeAlias = Sequence[TritonBuffer | None]
@@ -44,12 +44,12 @@ WriteFunction: TypeAlias = Callable[[Node, str, Buffers, Buffers, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """How the terms of an operator are written.
+    """The program for the terms of an operator.
 
-    `function`: of a term, by its name, the buffers that it reads and writes, and the sizes that a
-    run gives. `in_groups`: of such a function the one whose groups of warps do not wait for each
-    other, if there is one. Both raise Unsupported where a term has none. `helpers`: all texts that
-    may stand once in a module with such functions.
+    `function` makes the function of a term from its name, the buffers that it reads and writes, and
+    the sizes that a run gives. `in_groups` makes of such a function the one whose groups of warps
+    do not wait for each other, if there is one. Both raise Unsupported if a term has none.
+    `helpers`: all texts that a module with such functions may contain once.
     """
 
     op: str
@@ -67,13 +67,13 @@ def gpu_programs() -> Mapping[str, GpuProgram]:
 
 @cache
 def reserved_names() -> frozenset[str]:
-    """Names that generated modules use themselves, whichever forms they have."""
+    """Names that all generated modules use themselves."""
     texts = [text for each in gpu_programs().values() for text in each.helpers]
     return WORDS.union(*map(bound_names, texts))
 
 
 def bound_names(source: str) -> set[str]:
-    """The names that a module binds at its top: of functions, imports and constants."""
+    """The names that a module binds at its top level: of functions, imports and constants."""
     found = set[str]()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
@@ -86,7 +86,7 @@ def bound_names(source: str) -> set[str]:
 
 
 def own_names(source: str) -> set[str]:
-    """All names that functions have: their own, those of parameters, and what they read or bind."""
+    """All names in functions: their own, those of parameters, and those that they read or bind."""
     tree = list(ast.walk(ast.parse(source)))
     found = {node.id for node in tree if isinstance(node, ast.Name)}
     return (

@@ -1,8 +1,8 @@
-"""In which order a tensor between kernels keeps its dims: the one with the fewest memory sectors
-touched (Mirage, OSDI'25, section 6).
+"""The order of the dims of a tensor between kernels: the one that touches the fewest memory sectors
+(Mirage, OSDI'25, section 6).
 
-Such a tensor is nobody else's, so all orders of its dims are compared. Inputs and outputs stay in
-row order.
+Only the kernels use such a tensor, so all orders of its dims are compared. Inputs and outputs stay
+in row order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taso_mirage.operators.ops import traits
 SECTOR = 32
 """Bytes that memory moves at a time."""
 Access = tuple[tuple[int, ...], int]
-"""The tile of one access, and how often it is done."""
+"""The tile of one access, and the number of accesses."""
 
 
 def accesses(graph: Graph, tensor: Node) -> list[Access]:
@@ -35,13 +35,13 @@ def accesses(graph: Graph, tensor: Node) -> list[Access]:
 
 
 def best_order(shape: Sequence[int], touched: Sequence[Access], itemsize: int) -> tuple[int, ...]:
-    """The dims from the outermost to the innermost; row order where nothing is better."""
+    """The dims from the outermost to the innermost; row order if no other order is better."""
     return min(permutations(range(len(shape))), key=lambda order: touched_sectors(shape, touched, itemsize, order))
 
 
 def touched_sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: int, order: Sequence[int]) -> int:
-    """How many sectors all accesses touch: each of the runs of a tile that are dense in this order
-    begins one."""
+    """The number of sectors that all accesses touch: each dense run of a tile in this order begins
+    one."""
     total = 0
     for tile, times in touched:
         run = 1
@@ -54,7 +54,7 @@ def touched_sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: i
 
 
 def strides(shape: Shape, order: Sequence[int]) -> Shape:
-    """Elements between neighbours along each dim."""
+    """The stride of each dim in elements."""
     found: list[Dim] = [0] * len(shape)
     step: Dim = 1
     for dim in reversed(order):
@@ -64,7 +64,7 @@ def strides(shape: Shape, order: Sequence[int]) -> Shape:
 
 
 def usual_shape(shape: Shape) -> tuple[int, ...]:
-    """A shape for one that a run alone knows, tiles at their largest."""
+    """A shape with numbers for sizes that only a run knows, tiles at their largest."""
     return tuple([usual_size(n) for n in shape])
 
 

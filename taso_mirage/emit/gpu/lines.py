@@ -11,8 +11,8 @@ from taso_mirage.ir.mugraph import LoopPhase
 
 
 class Lines:
-    """Statements in the order of writing; an expression that a section has already is named, not
-    written again."""
+    """Statements in the order of writing; an expression that a section already has gets a name, and
+    is not written again."""
 
     def __init__(self, reserved: frozenset[str], looped: bool) -> None:
         self.looped = looped
@@ -24,11 +24,11 @@ class Lines:
         self._ranges: dict[int, str] = {}
 
     def at(self, stage: LoopPhase) -> LoopPhase:
-        """The section of a stage: without a loop there is one."""
+        """The section of a stage; without a loop there is a single section."""
         return stage if self.looped else LoopPhase.INVARIANT
 
     def name(self, hint: str) -> str:
-        """A name that nothing has yet."""
+        """A new name."""
         hint = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "v"
         hint = f"v{hint}" if hint[0].isdigit() else hint
         found, i = hint, 1
@@ -90,7 +90,7 @@ class Lines:
         return kept, self.last
 
     def _is_unread(self, each: Statement, stage: LoopPhase, used: Collection[str]) -> bool:
-        """Whether a statement does nothing but name a value that nothing reads."""
+        """Whether a statement only names a value that nothing reads."""
         if not isinstance(each, Let) or each.name in used:
             return False
         return self._known.get((stage, str(each.value))) == each.name

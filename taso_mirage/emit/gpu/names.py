@@ -16,7 +16,7 @@ from taso_mirage.ir.terms import Graph
 
 @dataclass
 class FreeNames:
-    """`given`: the names, none where all that a kernel has is fixed."""
+    """`given`: the names; none if all sizes of a kernel are fixed."""
 
     given: tuple[str, ...]
     body: Graph
@@ -41,12 +41,12 @@ class FreeNames:
         return frozenset({*self.given, *self.parts})
 
     def is_iterations(self, dim: Dim) -> bool:
-        """Whether it is the size of an iteration's part."""
+        """Whether a size is that of an iteration's part."""
         return any(self.rest_of.get(name, ("",))[0] == "t" for name in symbols(dim))
 
     def blocks(self, cluster: int) -> Iterator[Statement]:
-        """The block's position along each dim of the grid: the first dim counts the fastest, except
-        that the last one does where it is a cluster, whose blocks are neighbours."""
+        """The block's position along each dim of the grid: the first dim counts the fastest, or the
+        last one if it is a cluster, whose blocks are neighbours."""
         counts = [(g, n) for g, n in enumerate(self.grid) if n != 1]
         counts = [*counts[-1:], *counts[:-1]] if cluster != 1 else counts
         for i, (g, n) in enumerate(counts):
@@ -63,8 +63,8 @@ class FreeNames:
                 yield let(name, tl.minimum(left, most))
 
     def check(self, outside: Iterable[Statement]) -> None:
-        """Raise Unsupported where a statement outside of the loop reads the values of an iteration:
-        after it they are those of the last one alone."""
+        """Raise Unsupported if a statement outside of the loop reads the values of an iteration:
+        after the loop they are those of the last one only."""
         inside = {name for name, (counter, _) in self.rest_of.items() if counter == "t"}
         for each in outside:
             if found := inside.intersection(mentioned(each)):
@@ -80,7 +80,8 @@ def _factor(dim: Dim) -> ExpressionLike:
 
 
 def fixed_ids(tensors: Sequence[tuple[str, TritonBuffer]], grid: Shape, cluster: int) -> list[Statement]:
-    """The block's position in a grid of fixed sizes, and the sample, to whose tensors it moves."""
+    """Statements for the block's position in a grid of fixed sizes, and for its sample, to whose
+    tensors the pointers move."""
     counts, block = grid, PROGRAM
     if cluster != 1:  # blocks of a cluster are neighbours along the first dim
         counts, block = grid[:-1], group(PROGRAM // cluster)

@@ -1,5 +1,5 @@
-"""In which order a block computes its terms: the one that holds the least at a time (Mirage,
-OSDI'25, section 6)."""
+"""The order in which a block computes its terms: the one with the fewest live elements at a time
+(Mirage, OSDI'25, section 6)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ hundred."""
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The terms of one stage in order, the most elements that are live at a time, and whether there
-    is none with fewer."""
+    """The terms of one stage in order, the largest number of live elements, and whether no order
+    has fewer."""
 
     terms: tuple[Node, ...]
     live: int
@@ -27,10 +27,10 @@ class Order:
 
 
 def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size: Callable[[Node], int]) -> Order:
-    """The order of a stage's terms with the least live elements: best-first over the sets of terms
-    that may be done.
+    """The order of a stage's terms with the fewest live elements, by best-first search over the
+    sets of computed terms.
 
-    A term is live until its last user in this stage is done; a term that a later stage or the
+    A term is live until its last user in this stage is computed; a term that a later stage or the
     result needs stays live.
     """
     terms = tuple(n for n in body if stage[n] is which and n not in body.inputs)

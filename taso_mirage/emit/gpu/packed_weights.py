@@ -16,6 +16,7 @@ from taso_mirage.emit.gpu.block_products import Digits, loaded_in_order
 from taso_mirage.emit.gpu.offsets import TileCut, inner, place
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import Tile, Tiles, known_count
+from taso_mirage.emit.statements import Expression, ExpressionLike, group, sum_of, tl, v
 from taso_mirage.ir.mugraph import LoopPhase, Lowering
 from taso_mirage.ir.terms import Graph, Node, is_float
 from taso_mirage.operators.ops import traits
@@ -26,7 +27,7 @@ POWER, TWICE, RAISED = 1024, 0x64006400, 0x54005400
 """A number of half precision of which the least bit is 1, the bits of two of it, and those of two
 of 64, of which the fifth bit is 1."""
 
-UNKNOWN = "(tl.program_id(0) >> 30)"
+UNKNOWN = tl.program_id(0) >> 30
 """0, as there are fewer blocks; the compiler does not know it, and makes one instruction of an
 "and" and an "or" of which not both are with a number."""
 
@@ -68,45 +69,43 @@ def loaded_words(
     # as it is loaded: Triton spreads threads over the last axis, and then over the first
     order = [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
     at = place(tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, cuts)
-    padded = [a for a in present if tiles.axes_of.padded(a)]
-    mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
-    pointer = tiles.lines.let(LoopPhase.INVARIANT, f"{name}_words", f"{name}.to(tl.pointer_type(tl.int32))")
-    code = f"tl.load({pointer}{at}{mask})"
+    masks = tiles.masks(order, [a for a in present if tiles.axes_of.padded(a)])
+    pointer = tiles.lines.let(LoopPhase.INVARIANT, f"{name}_words", v[name].to(tl.pointer_type(tl.int32)))
+    code = tl.load(sum_of([pointer, *at]), *masks, other=0)
     if digits is not None:
         code = loaded_in_order(tiles, pointer, buffer, shape, digits, cuts)
     elif order != present:
-        code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
+        code = tl.permute(code, tuple(order.index(a) for a in present))
     words = tiles.lines.let(stage, f"{name}_words", code)
     return Tile(words, shape, axes, "int32", "int32", stage, zero=True)
 
 
 def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     """The numbers of a tile of words, along its last dim, as floats."""
-    each, low, high = 32 // bits, list[str](), list[str]()
+    each, low, high = 32 // bits, list[Expression](), list[Expression]()
     number = 2**bits - 1
     for i in range(each // 2):
         raised = i % 2 if bits == 4 else 0  # where it is: so there are half as many shifts
-        moved = f"({words.code} >> {bits * (i - raised)})" if i - raised else words.code
-        mask = number * 0x10001 << bits * raised
-        twice = tiles.lines.let(LoopPhase.INVARIANT, "twice", f"{RAISED if raised else TWICE:#x} | {UNKNOWN}")
-        both = tiles.lines.let(words.stage, name, f"({moved} & {mask:#x}) | {twice}")
-        low.append(f"{both}.to(tl.int16)")
-        high.append(f"({both} >> 16).to(tl.int16)")
+        moved = group(v[words.code] >> bits * (i - raised)) if i - raised else v[words.code]
+        mask = hex(number * 0x10001 << bits * raised)
+        twice = tiles.lines.let(LoopPhase.INVARIANT, "twice", v[hex(RAISED if raised else TWICE)] | group(UNKNOWN))
+        both = v[tiles.lines.let(words.stage, name, group(moved & mask) | twice)]
+        low.append(both.to(tl.int16))
+        high.append((both >> 16).to(tl.int16))
     lows, highs = ([tiles.lines.let(words.stage, name, part) for part in parts] for parts in (low, high))
     last = tiles.axes_of.fresh(words.shape[-1] * each)
     axes = (*words.axes[:-1], last)
-    lanes = ", ".join(str(tiles.axes_of.lanes(a)) for a in axes if a is not None)
+    lanes = [tiles.axes_of.lanes(a) for a in axes if a is not None]
     # The halves of a word beside each other in registers, so that one instruction takes both.
     rank, added = len(words.present), each.bit_length() - 1
     perm = (*range(rank), rank + added - 1, *range(rank, rank + added - 1))
-    joined = f"tl.permute(tl.join({_joined(lows)}, {_joined(highs)}), {perm})"
-    joined = f"tl.reshape({joined}, [{lanes}]).to(tl.float16, bitcast=True)"
-    joined = tiles.lines.let(words.stage, name, joined)
+    halves = tl.permute(tl.join(_joined(lows), _joined(highs)), perm)
+    joined = tiles.lines.let(words.stage, name, tl.reshape(halves, lanes).to(tl.float16, bitcast=True))
     place = tiles.index([a for a in axes if a is not None], last)
 
-    def less(number: int) -> str:
-        taken = f"tl.where({place} % 2 == 0, {POWER + number}.0, {POWER // 16 + number}.0).to(tl.float16)"
-        return f"{joined} - {taken if bits == 4 else f'{POWER + number}.0'}"
+    def less(number: int) -> Expression:
+        power, small = float(POWER + number), float(POWER // 16 + number)
+        return v[joined] - (tl.where((place % 2).equals(0), power, small).to(tl.float16) if bits == 4 else power)
 
     code = tiles.lines.let(words.stage, name, less(0))
     tiles.raised[code] = less
@@ -114,6 +113,6 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     return replace(words, code=code, shape=shape, axes=axes, dtype=dtype, stored="float16", together=(last, each))
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _joined(parts: Sequence[str]) -> ExpressionLike:
     """Tiles in turn along new axes, the first ones along the last."""
-    return parts[0] if len(parts) == 1 else f"tl.join({_joined(parts[::2])}, {_joined(parts[1::2])})"
+    return parts[0] if len(parts) == 1 else tl.join(_joined(parts[::2]), _joined(parts[1::2]))

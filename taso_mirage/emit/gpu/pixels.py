@@ -1,5 +1,5 @@
-"""Pixels of images with channels last: which of the data those of the result see through a kernel
-that goes along rows and columns."""
+"""Pixels of images with channels last: the pixels of the data that those of the result read through
+a kernel which moves along rows and columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taso_mirage.ir.terms import Node
 
 def first_seen(node: Node) -> Iterator[Statement]:
     """Statements for the image of each `pixel` of the result, and for the row `top` and the column
-    `left` of the data that the kernel's first element sees."""
+    `left` of the data that the kernel's first element reads."""
     high, wide = (product_factor(n) for n in node.shape[1:3])
     (down, right), (above, before, *_) = node.attr("strides"), node.attr("pads")
     yield let("image", v.pixel // group(dim_product(node.shape[1:3])))
@@ -23,8 +23,8 @@ def first_seen(node: Node) -> Iterator[Statement]:
 
 
 def seen_pixels(node: Node, kernel: Sequence[int], pixels: int) -> int:
-    """The pixels of the data that so many neighbours of the result see, each counted once where
-    rows of the kernel overlap."""
+    """The number of pixels of the data that so many neighbours of the result read, each counted
+    once where rows of the kernel overlap."""
     wide = min(pixels, usual_size(node.shape[2]))
     (down, right), (i, j) = node.attr("strides"), node.attr("dilations")
     lines = -(-pixels // wide) * down + (kernel[0] - 1) * i

@@ -17,8 +17,8 @@ import numpy as np
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.program import BF16_PARTS, TF32_PARTS
 from taso_mirage.emit.gpu.small_floats import SMALL_FLOATS
-from taso_mirage.emit.gpu.tiles import HALF, Tile, Tiles, known_count
-from taso_mirage.emit.statements import expression, let, when
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles, known_count, marked
+from taso_mirage.emit.statements import Expression, ExpressionLike, expression, let, tl, v, when
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import SIGN, LoopPhase, Lowering, largest_size
@@ -115,7 +115,7 @@ def signed(xp: Tiles, x: Tile) -> Tile:
         return x
     if x.stored == "int8":
         return replace(x, dtype="int32")
-    code = xp.lines.let(x.stage, f"{x.code}_signed", f"({x.code} ^ {SIGN}).to(tl.int8, bitcast=True)")
+    code = xp.lines.let(x.stage, f"{x.code}_signed", (v[x.code] ^ SIGN).to(tl.int8, bitcast=True))
     return replace(x, code=code, dtype="int32", stored="int8", zero=False)
 
 
@@ -178,12 +178,11 @@ def _laid_out(xp: Tiles, found: Tile, order: Sequence[str], sizes: Mapping[str, 
     return replace(found, shape=tuple(sizes[c] for c in result), axes=tuple(axes.get(c) for c in result))
 
 
-def _arranged(xp: Tiles, x: Tile, own: Letters, wanted: Sequence[str]) -> str:
-    """The code of x with its axes in the order of `wanted`, and None where it lacks a letter."""
+def _arranged(xp: Tiles, x: Tile, own: Letters, wanted: Sequence[str]) -> Expression:
+    """The value of x with its axes in the order of `wanted`, and None where it lacks a letter."""
     x = replace(x, axes=tuple(own.values()))
     code = xp.permuted(x, [own[c] for c in wanted if c in own])
-    marks = [":" if c in own else "None" for c in wanted]
-    return code if "None" not in marks or not own else f"{code}[{', '.join(marks)}]"
+    return marked(code, [c in own for c in wanted if own])
 
 
 def _multiplied(
@@ -197,7 +196,7 @@ def _multiplied(
     big, small = (left, right) if len(left) >= len(right) else (right, left)
     order = [*big, *(c for c in small if c not in big)]
     both = {**small, **big}
-    code = f"{_arranged(xp, a, left, order)} * {_arranged(xp, b, right, order)}"
+    code = _arranged(xp, a, left, order) * _arranged(xp, b, right, order)
     stage = max(a.stage, b.stage)
     axes = tuple(both[c] for c in order)
     zero, together = a.zero and b.zero, a.together or b.together
@@ -227,20 +226,19 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
     for x, own, groups in ((a, left, (batch, rows, inner)), (b, right, (batch, inner, columns))):
         x = xp.masked(x, [own[c] for c in inner], 0.0)
         x = replace(x, code=_as(xp, x, wanted))
-        code = _arranged(xp, x, own, [c for group in groups for c in group])
-        codes.append(_grouped(xp, x, code, [[axes[c] for c in group] for group in groups if group]))
+        side = _arranged(xp, x, own, [c for group in groups for c in group])
+        codes.append(_grouped(xp, x, side, [[axes[c] for c in group] for group in groups if group]))
     stage = max(a.stage, b.stage)
-    precision = ", input_precision=PRECISION" if wanted == "float32" else ""
+    precision = {"input_precision": "PRECISION"} if wanted == "float32" else {}
     if wanted == "float32":
         along = _along(xp, (a, b), {left[inner[-1]], right[inner[-1]]})
         xp.single = TF32_PARTS if along and xp.single in ("", TF32_PARTS) else BF16_PARTS
-    code = xp.lines.let(stage, xp.hint, f"tl.dot({codes[0]}, {codes[1]}{precision})")
+    code = xp.lines.let(stage, xp.hint, tl.dot(*codes, **precision))
     _keep_apart(xp, code, stage, math.prod(xp.axes_of.lanes(axes[c]) for c in rows) if summed == "float32" else 0)
     order = [*batch, *rows, *columns]
     found = tuple(axes[c] for c in order)
     if len(batch) > 1 or len(rows) > 1 or len(columns) > 1:
-        sizes = ", ".join(str(xp.axes_of.lanes(x)) for x in found)
-        code = xp.lines.let(stage, xp.hint, f"tl.reshape({code}, [{sizes}])")
+        code = xp.lines.let(stage, xp.hint, tl.reshape(code, xp.axes_of.all_lanes(found)))
     shape = tuple(xp.axes_of.size(x) for x in found)
     zero = a.zero and b.zero
     return replace(a, code=code, shape=shape, axes=found, stored=summed, stage=stage, zero=zero, number=None), order
@@ -267,8 +265,8 @@ def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
             raise Unsupported("a product of integers of more than 8 bits, which tensor cores do not have")
         return "int8"
     if a.stored in SMALL_FLOATS and b.stored in SMALL_FLOATS:
-        return a.stored if _along(xp, (a, b), inner) and a.stored == b.stored and a.dtype in HALF else "float16"
-    return a.dtype if a.dtype == b.dtype and a.dtype in HALF else "float32"
+        return a.stored if _along(xp, (a, b), inner) and a.stored == b.stored and a.dtype in HALF_FLOATS else "float16"
+    return a.dtype if a.dtype == b.dtype and a.dtype in HALF_FLOATS else "float32"
 
 
 def _along(xp: Tiles, operands: Sequence[Tile], inner: Collection[int]) -> bool:
@@ -284,8 +282,8 @@ def _vector_dot(
     (matrix, own), (vector, alone) = ((a, left), (b, right)) if len(left) > len(right) else ((b, right), (a, left))
     axis = xp.axes_of.fresh(LEAST)
     lanes = [LEAST, *(xp.axes_of.lanes(x) for x in alone.values())]
-    marks = ", ".join(["None", *(":" for _ in alone)])
-    code = xp.lines.let(vector.stage, f"{vector.code}_rows", f"tl.broadcast_to({vector.code}[{marks}], {lanes})")
+    row = marked(vector.code, [False, *(True for _ in alone)])
+    code = xp.lines.let(vector.stage, f"{vector.code}_rows", tl.broadcast_to(row, lanes))
     rows = replace(
         vector, code=code, axes=(axis, *alone.values()), shape=(LEAST, *map(xp.axes_of.size, alone.values()))
     )
@@ -294,12 +292,12 @@ def _vector_dot(
 
 
 def _as(xp: Tiles, x: Tile, dtype: str) -> str:
-    return x.code if x.stored == dtype else xp.lines.let(x.stage, f"{x.code}_d", f"{x.code}.to(tl.{dtype})")
+    return x.code if x.stored == dtype else xp.lines.let(x.stage, f"{x.code}_d", v[x.code].to(tl[dtype]))
 
 
-def _grouped(xp: Tiles, x: Tile, code: str, groups: Sequence[Sequence[int]]) -> str:
+def _grouped(xp: Tiles, x: Tile, code: Expression, groups: Sequence[Sequence[int]]) -> ExpressionLike:
     """The axes of each group as one axis."""
     if all(len(group) == 1 for group in groups):
         return code
-    sizes = [math.prod(xp.axes_of.lanes(axis) for axis in group) for group in groups]
-    return xp.lines.let(x.stage, f"{x.code}_g", f"tl.reshape({code}, {sizes})")
+    sizes = [math.prod(xp.axes_of.all_lanes(group)) for group in groups]
+    return xp.lines.let(x.stage, f"{x.code}_g", tl.reshape(code, sizes))

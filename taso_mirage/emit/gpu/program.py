@@ -1,5 +1,5 @@
-"""A muGraph as generated source: the buffers, the launches over them, and how each launch is
-tuned."""
+"""A muGraph as generated source: the buffers, the launches over them, and the settings of each
+launch for tuning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from taso_mirage.ir.mugraph import Batch, usual_size
 from taso_mirage.ir.terms import is_stored, numpy_dtype
 
 WARP_ROWS = 16
-"""Rows of a product that a warp has on tensor cores."""
+"""The number of rows of a product that a warp has on tensor cores."""
 SHARED = 160 * 1024
-"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it
-is alone on its processor."""
+"""Bytes of shared memory for the loads in flight of a block in a first schedule, if it is alone on
+its processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TritonBuffer:
 
     `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output;
     `order` are its dims from the outermost to the innermost, row order but for scratch. With
-    `batched` there is one of this shape for every sample, one behind the other.
+    `batched` there is one of this shape for every sample, one after the other.
     """
 
     name: str
@@ -39,12 +39,12 @@ class TritonBuffer:
 
     @property
     def pointed(self) -> str:
-        """The dtype that its pointer is to: floats of 8 bits are bytes to a program."""
+        """The dtype of its pointer's elements: floats of 8 bits are bytes to a program."""
         return "uint8" if is_stored(self.dtype) else self.dtype
 
     @property
     def strides(self) -> Shape:
-        """In elements."""
+        """The strides in elements."""
         return strides(self.shape, self.order)
 
     @property
@@ -59,25 +59,26 @@ class TritonBuffer:
 
 
 PRECISIONS = TF32_PARTS, BF16_PARTS, IEEE = ("tf32x3", "bf16x6", "ieee")
-"""How Triton multiplies matrices in single precision: operands in two parts of TF32 or in three of
-bfloat16 on the tensor cores, and the products of parts that matter, or on the other cores. The
-first two sum each tile's products apart, and are as near to float64 as the third or nearer. The
-first is the fastest where both operands lie along the sum, else the second (single_h100-H100)."""
+"""Triton's ways to multiply matrices in single precision: on the tensor cores with operands in two
+parts of TF32 or in three of bfloat16, by the products of parts that matter, or on the other cores.
+The first two sum each tile's products separately, and are at least as near to float64 as the third.
+The first is the fastest if both operands are contiguous along the sum, else the second
+(single_h100-H100)."""
 TF32_ROUNDED = "tf32"
-"""Operands rounded to TF32: where the model's own runtime may round them so, too."""
+"""The way with operands rounded to TF32, if the model's own runtime may round them so, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
     """The settings of a launch that a tuner chooses. `warps`: warps of 32 threads. `stages`:
     iterations whose loads are in flight (1: no pipelining). `overlap`: the blocks start while the
-    kernel before ends (programmatic dependent launch, sm_90 and newer), and wait before they load.
-    `early`: the next kernel's blocks may start before that wait, and not only after it; only
+    preceding kernel ends (programmatic dependent launch, sm_90 and newer), and wait before they
+    load. `early`: the next kernel's blocks may start before that wait, and not only after it; only
     without a loop. `late`: they may not start before this kernel ends. `specialized`: groups of
     warps (`warp_specialized.py`, where `warps` are the loading warps, and `stationary.py`);
     `stages` are then the slots of a ring. `precision`: one of PRECISIONS, or TF32_ROUNDED.
-    `persistent`: the number of blocks that are launched and take tiles in turn; 0: one block for
-    each tile."""
+    `persistent`: the number of launched blocks that take tiles in turn; 0: one block for each
+    tile."""
 
     warps: int = 4
     stages: int = 1
@@ -89,8 +90,8 @@ class LaunchSchedule:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an invalid schedule: records are read from files, and stand in the
-        source that is generated."""
+        """Raise ValueError for an invalid schedule: records are read from files, and become part of
+        the generated source."""
         numbers = (self.warps, self.stages, self.persistent)
         flags = (self.overlap, self.early, self.late, self.specialized)
         known = self.precision in (*PRECISIONS, TF32_ROUNDED)
@@ -99,10 +100,10 @@ class LaunchSchedule:
 
 
 def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
-    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads
-    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that comes `later` than
-    another, whose blocks are still there. As many loads in flight as fit, beside those of a second
-    block where an H100 has fewer processors than there are blocks."""
+    """A first schedule: a thread has 16 elements of the largest tile; 64 in a loop, whose loads
+    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that runs `later` than
+    another, whose blocks still occupy processors. As many loads are in flight as fit, beside those
+    of a second block if there are more blocks than an H100 has processors."""
     if loop == 1:
         return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
     room = SHARED if blocks <= H100.processors else H100.shared // 2
@@ -120,17 +121,17 @@ class Traffic:
 
     flops: int
     moved: int
-    """Bytes that blocks load and store; bytes that several load count several times."""
+    """Bytes that blocks load and store; bytes that several blocks load count several times."""
     in_flight: int
-    """Bytes that a block loads in one iteration (without a loop: at all)."""
+    """Bytes that a block loads in one iteration; without a loop, all bytes that it loads."""
     live: int = 0
-    """Elements that a block holds at a time, at most."""
+    """The largest number of elements that a block holds at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileMap:
-    """A buffer as a matrix of rows and columns, which a kernel copies in tiles: the kernel takes
-    that as one argument, which the host makes (a tensor map of Hopper's TMA)."""
+    """A buffer as a matrix of rows and columns, which a kernel copies in tiles: one argument of the
+    kernel, which the host makes (a tensor map of Hopper's TMA)."""
 
     shape: tuple[int, int]
     tile: tuple[int, int]
@@ -138,11 +139,12 @@ class TileMap:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """One kernel: `buffers` names its arguments in order, the written ones last. Behind them come
-    `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of blocks
-    of the last grid dim, all of it, that are neighbours along the first dim of the launch grid.
-    `rows`: of a product that goes on to another one; warps that are more than it has rows for share
-    it. `precisions`: how it may multiply matrices in single precision, if it does."""
+    """One kernel: `buffers` names its arguments in order, the written ones last. They are followed
+    by `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of
+    blocks of the last grid dim, which are neighbours along the first dim of the launch grid.
+    `rows`: those of a product that another product reads; if there are more warps than its rows
+    need, they share it. `precisions`: the possible ways to multiply matrices in single precision,
+    if it does."""
 
     name: str
     grid: Shape
@@ -154,12 +156,13 @@ class TritonLaunch:
     cluster: int = 1
     rows: int = 0
     maps: tuple[TileMap, ...] = ()
-    """The tensor maps of the first buffers, where warps are specialized (`warp_specialized.py`); a
-    thread then has `registers` when it starts."""
+    """The tensor maps of the first buffers if warps are specialized (`warp_specialized.py`); a
+    thread then starts with so many `registers`."""
     registers: int | None = None
     precisions: tuple[str, ...] = ()
     depths: tuple[int, ...] = ()
-    """Slots of a ring that are tried, where groups of warps do not wait for each other."""
+    """The numbers of slots of a ring that are tried, if groups of warps do not wait for each
+    other."""
 
     @property
     def blocks(self) -> int:
@@ -168,7 +171,7 @@ class TritonLaunch:
 
     @property
     def launched(self) -> tuple[Dim, Dim, Dim]:
-        """The grid as it is launched, in blocks: where a run counts it, one dim, as others have at
+        """The launched grid in blocks; if a run counts it, it has one dim, as other dims have at
         most 65,535."""
         if not all(isinstance(n, int) for n in self.grid):
             return dim_product(self.grid), 1, 1
@@ -177,7 +180,7 @@ class TritonLaunch:
 
     @property
     def clusters(self) -> Shape:
-        """The grid of clusters, or of blocks where there are none."""
+        """The grid of clusters, or of blocks without clusters."""
         return self.grid if self.cluster == 1 else self.grid[:-1] or (1,)
 
     @property
@@ -193,7 +196,7 @@ class TritonLaunch:
 
     @property
     def options(self) -> dict[str, int | str]:
-        """The options of a launch besides its buffers."""
+        """The options of a launch apart from its buffers."""
         overlap = {"launch_pdl": True} if self.schedule.overlap else {}
         registers = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.schedule.warps} | registers | self.constants | overlap
@@ -218,7 +221,7 @@ class TritonProgram:
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
     sizes: tuple[str, ...] = ()
-    """The names of the sizes that only a run knows."""
+    """The names of sizes that only a run knows."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
@@ -228,4 +231,4 @@ WORDS = frozenset(
     "torch triton tl launch options OPTIONS float t g0 g1 g2 sample samples math block STAGES OVERLAP EARLY LATE APART "
     "TURNS PRECISION".split()
 ) | frozenset(keyword.kwlist)
-"""Names that every generated module uses itself: of Python, of a launch, and of a block."""
+"""Names that every generated module uses itself: those of Python, of a launch, and of a block."""

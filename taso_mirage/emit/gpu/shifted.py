@@ -10,7 +10,7 @@ epilogue of the convolution is computed on the sum, in registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,23 +18,19 @@ from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.convolved_axes import ConvolvedAxis, convolved_axes
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.form_function import FusedFunction, flags
-from taso_mirage.emit.gpu.program import IEEE, TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, guessed
+from taso_mirage.emit.gpu.program import TF32_PARTS, TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.emit.quotes import quoted, quoted_body
 from taso_mirage.emit.statements import (
     TRITON,
     Expression,
-    Parameter,
-    ProgramFunction,
     Statement,
-    add,
     every,
     expression,
     group,
     let,
-    loop,
     sum_of,
     tl,
     v,
-    when,
     within,
 )
 from taso_mirage.errors import Unsupported
@@ -42,20 +38,82 @@ from taso_mirage.ir.mugraph import usual_size
 
 DOT = 16
 """Rows, columns and depth that a product on tensor cores has at least."""
-IN_PARTS, ROUNDED_ALONE = "PRECISION == 'tf32x3'", "PRECISION == 'tf32'"
-"""The conditions for operands in two parts, and for one part."""
 COUNTED = 1 << 31
 """Positions of a plane, with those of a tile beyond it: less than so many."""
+FUNCTIONS = """def KERNEL_block(block, *OPERANDS, STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee'):
+    columns = block % {parts}  # neighbours have other channels of the same pixels
+    at = block // {parts}
+    first = at % {tiles} * {form.kept}
+    at = at // {tiles}
+    phase_high = at % {high.phases}
+    at = at // {high.phases}
+    phase_deep = at % {deep.phases}
+    at = at // {deep.phases}
+    plane = at % {deep.positions}
+    image = (at // {deep.positions}).to(tl.int64)
+    rows = tl.arange(0, {form.pixels})
+    position = first + rows
+    top = position // {form.pitch}
+    pixel = position % {form.pitch}
+    left = {left}
+    column = columns * {form.width} + tl.arange(0, {form.width})
+    depth = tl.arange(0, {form.depth})
+    {sums}
+    taps_high = {high.taps_of(v.phase_high)}
+    inner = {deep.taps_of(v.phase_deep)} * taps_high * {form.channels}
+    chunks = (inner + {form.depth - 1}) // {form.depth}
+    for t in tl.range(0, {steps}, num_stages=STAGES):
+        begin = {step} * {form.depth}
+        if {several}:
+            across = t // chunks * {form.shared}
+        if {form.apart}:
+            tap = begin // {form.channels}
+            c = tl.multiple_of(begin % {form.channels}, {form.depth}) + depth
+        else:
+            tap = (begin + depth) // {form.channels}
+            c = (begin + depth) % {form.channels}
+        low = tap // taps_high
+        tap = tap % taps_high
+        {data}
+        if {deep.phases == high.phases == 1}:
+            place_w = begin + depth
+        else:
+            place_w = {deep.element(v.phase_deep, v.low)} * {high.kernel} + {high.element(v.phase_high, v.tap)}
+            place_w = place_w * {form.channels} + c
+        if PRECISION == 'tf32':
+            x_tile = tl.inline_asm_elementwise('cvt.rna.tf32.f32 $0, $1;', '=r,r', [x_tile], tl.float32, True, 1)
+        if PRECISION == 'tf32x3':
+            x_low = x_tile
+            x_tile = (x_tile.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+            x_low = x_low - x_tile
+        {products}
+    {ends}
 
 
-def _rounded(x: Expression) -> Expression:
-    """The nearest number of TF32: the tensor cores cut the digits off that they do not take."""
-    return tl.inline_asm_elementwise("'cvt.rna.tf32.f32 $0, $1;'", "'=r,r'", [x], tl.float32, "True", 1)
-
-
-def _cut(x: Expression) -> Expression:
-    """A number without those digits: the rest is exact in single precision."""
-    return (x.to(tl.int32, bitcast="True") & -8192).to(tl.float32, bitcast="True")
+def KERNEL():
+    {waiting}
+    if TURNS:
+        for block in range(tl.program_id(0), {images} * {form.blocks}, tl.num_programs(0)):
+            KERNEL_block(block, {*OPERANDS}, STAGES, PRECISION)
+    else:
+        KERNEL_block(tl.program_id(0), {*OPERANDS}, STAGES, PRECISION)
+"""
+"""The function of a block, and that of the kernel: blocks take turns, or each has one tile. The
+tensor cores cut the digits off that TF32 lacks, so x is rounded before, or divided into a number
+without these digits and a rest, which is exact in single precision."""
+PRODUCT = """w_tile = {high}
+if PRECISION != 'tf32':
+    w_low = {low}
+if PRECISION == 'tf32x3':  # apart: the sums of tensor cores lose digits
+    part = tl.dot(tl.trans(x_tile), tl.trans(w_low), input_precision='tf32')
+    part = tl.dot(tl.trans(x_low), tl.trans(w_tile), part, input_precision='tf32')
+    SUM += tl.dot(tl.trans(x_tile), tl.trans(w_tile), part, input_precision='tf32')
+if PRECISION == 'tf32':
+    SUM = tl.dot(tl.trans(x_tile), tl.trans(w_tile), SUM, input_precision='tf32')
+if PRECISION == 'ieee':
+    SUM = tl.dot(tl.trans(x_tile), tl.trans(w_tile + w_low), SUM, input_precision='ieee')
+"""
+"""The products of x with a tile of the weights, which have two parts."""
 
 
 class ShiftedBlock(FusedFunction):
@@ -136,94 +194,42 @@ class ShiftedBlock(FusedFunction):
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        lanes = self.pixels * self.width * self.shared
-        traffic = self._traffic()
-        guess = guessed(usual_size(self.images * self.blocks), self.steps, lanes, traffic.in_flight, False)
-        guess = replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=max(min(guess.stages, 3), 2))
-        names = tuple([b.name for b in self.buffers])
-        schedule = schedule or replace(guess, precision=TF32_PARTS)
-        ways = (TF32_PARTS, TF32_ROUNDED)
-        return TritonLaunch(
-            self.name,
-            (schedule.persistent or self.images * self.blocks,),
-            max(self.steps, 2),
-            names,
-            schedule,
-            traffic,
-            self.free,
-            precisions=ways,
-        )
+        lanes, steps = self.pixels * self.width * self.shared, max(self.steps, 2)
+        guess = self._launched(None, self.images * self.blocks, lanes, self._traffic(), self.steps).schedule
+        stages = max(min(guess.stages, 3), 2)
+        chosen = schedule or replace(guess, warps=8 if lanes > 1 << 15 else 4, stages=stages, precision=TF32_PARTS)
+        made = self._launched(chosen, chosen.persistent or self.images * self.blocks, lanes, self._traffic(), steps)
+        return replace(made, precisions=(TF32_PARTS, TF32_ROUNDED))
 
     def _traffic(self) -> Traffic:
         loads = (self.pixels + 2 * self.shared * self.width) * self.depth
         flops = 6 * self.pixels * self.width * self.shared * self.depth * self.steps
         blocks = usual_size(self.images * self.blocks)
-        stored = sum(b.bytes for b in self.buffers[2:])
         live = self.pixels * self.width * self.shared + self.pixels * self.depth
-        return Traffic(flops * blocks, loads * self.steps * 4 * blocks + stored, loads * 4, live)
+        return Traffic(flops * blocks, loads * self.steps * 4 * blocks + self._stored, loads * 4, live)
 
     def source(self) -> str:
-        given = [Parameter("STAGES"), Parameter("PRECISION", "'ieee'")]
-        names = (*self.names, "STAGES", "PRECISION")
-        block = f"{self.name}_block"
-        turns = v.range(tl.program_id(0), group(self.images) * self.blocks, tl.num_programs(0))
-        once = v[block](tl.program_id(0), *names)
-        in_turn = when("TURNS", loop("block", turns, [v[block]("block", *names)]), otherwise=[once])
-        body = (*self._places(), *self._sum(), *self._ends())
-        made = TRITON.function(ProgramFunction(block, ("block", *self.names, *given), body))
-        return f"{made}\n\n{self._text([*given, *flags('OVERLAP', 'LATE', 'TURNS')], [*WAITING, in_turn])}"
-
-    def _places(self) -> Iterator[Statement]:
-        """The positions and the columns of a block."""
-        parts, tiles = -(-self.columns // self.width), -(-self.plane // self.kept)
-        deep, high = self.outer
-        yield let("columns", v.block % parts, "neighbours have other channels of the same pixels")
-        yield let("at", v.block // parts)
-        yield let("first", v.at % tiles * self.kept)
-        yield let("at", v.at // tiles)
-        for name, axis in (("high", high), ("deep", deep)):
-            yield let(f"phase_{name}", v.at % axis.phases)
-            yield let("at", v.at // axis.phases)
-        yield let("plane", v.at % deep.positions)
-        yield let("image", (v.at // deep.positions).to(tl.int64))
-        yield let("rows", tl.arange(0, self.pixels))
-        yield let("position", v.first + v.rows)
-        yield let("top", v.position // self.pitch)
-        yield let("pixel", v.position % self.pitch)
-        yield let("left", self._left())
-        yield let("column", v.columns * self.width + tl.arange(0, self.width))
-        yield let("depth", tl.arange(0, self.depth))
-
-    def _left(self) -> Expression:
-        """The pixel of a row that the first of the shared elements multiplies."""
-        if self.row.transposed:
-            return v.pixel - self.row.origin
-        return (v.pixel * self.row.stride if self.row.stride != 1 else v.pixel) - self.row.pad
-
-    def _sum(self) -> Iterator[Statement]:
-        for j in range(self.shared):
-            yield let(f"sum_{j}", tl.zeros([self.pixels, self.width], tl.float32))
-        deep, high = self.outer
-        yield let("taps_high", high.taps_of(v.phase_high))
-        yield let("inner", deep.taps_of(v.phase_deep) * v.taps_high * self.channels)
-        yield let("chunks", (v.inner + (self.depth - 1)) // self.depth)
-        steps = self.groups * v.chunks if self.groups > 1 else v.chunks
-        yield loop("t", tl.range(0, steps, num_stages="STAGES"), (*self._step(), *self._data(), *self._products()))
-
-    def _step(self) -> Iterator[Statement]:
-        """The elements of the kernel and the channels of a step."""
+        deep, high, left = *self.outer, v.pixel
+        if self.row.stride != 1 and not self.row.transposed:
+            left = left * self.row.stride
         several = self.groups > 1
-        yield let("begin", (v.t % v.chunks if several else v.t) * self.depth)
-        if several:
-            yield let("across", v.t // v.chunks * self.shared)
-        if self.apart:
-            yield let("tap", v.begin // self.channels)
-            yield let("c", tl.multiple_of(v.begin % self.channels, self.depth) + v.depth)
-        else:
-            yield let("tap", (v.begin + v.depth) // self.channels)
-            yield let("c", (v.begin + v.depth) % self.channels)
-        yield let("low", v.tap // v.taps_high)
-        yield let("tap", v.tap % v.taps_high)
+        block, kernel = quoted(
+            FUNCTIONS.replace("KERNEL", self.name),
+            **{"form": self, "deep": deep, "high": high, "v": v, "OPERANDS": self.names, "waiting": WAITING},
+            parts=-(-self.columns // self.width),
+            tiles=-(-self.plane // self.kept),
+            images=group(self.images),
+            several=several,
+            steps=self.groups * v.chunks if several else v.chunks,
+            step=v.t % v.chunks if several else v.t,
+            left=left - (self.row.origin if self.row.transposed else self.row.pad),
+            sums=[let(f"sum_{j}", tl.zeros([self.pixels, self.width], tl.float32)) for j in range(self.shared)],
+            data=self._data(),
+            products=[statement for j in range(self.shared) for statement in self._product(j)],
+            ends=self._ends(),
+        )
+        given = [*block.parameters[-2:], *flags("OVERLAP", "LATE", "TURNS")]
+        return f"{TRITON.function(block)}\n\n{self._text(given, kernel.body)}"
 
     def _data(self) -> Iterator[Statement]:
         """A tile of the data, with channels by positions."""
@@ -266,22 +272,7 @@ class ShiftedBlock(FusedFunction):
         last = (axis.positions - 1) * axis.stride - axis.pad + (axis.kernel - 1) * axis.dilation
         return axis.pad > 0 or last >= axis.size or axis.kernel > 1
 
-    def _products(self) -> Iterator[Statement]:
-        """Products with tiles of the weights, columns by depth."""
-        deep, high = self.outer
-        if deep.phases == high.phases == 1:
-            yield let("place_w", v.begin + v.depth)
-        else:
-            element = deep.element(v.phase_deep, v.low) * high.kernel + high.element(v.phase_high, v.tap)
-            yield let("place_w", element)
-            yield let("place_w", v.place_w * self.channels + v.c)
-        yield when(ROUNDED_ALONE, let("x_tile", _rounded(v.x_tile)))
-        cut = let("x_low", v.x_tile), let("x_tile", _cut(v.x_tile)), let("x_low", v.x_low - v.x_tile)
-        yield when(IN_PARTS, *cut)
-        for j in range(self.shared):
-            yield from self._product(j)
-
-    def _product(self, j: int) -> Iterator[Statement]:
+    def _product(self, j: int) -> Sequence[Statement]:
         """The products with the tile of the weights that is number j of those for one load."""
         w, taps = v[self.names[1]], self.taps * self.channels
         element = group(v.across + j) if self.groups > 1 else expression(j)
@@ -290,23 +281,9 @@ class ShiftedBlock(FusedFunction):
         inside += [element < self.row.kernel] if self.groups * self.shared > self.row.kernel else []
         column = (element * self.columns + v.column)[:, None] * taps
         size = math.prod(map(int, self.node.args[1].shape[1:]))
-        sums = v[f"sum_{j}"]
-        yield let("w_tile", tl.load(w + column + v.place_w[None, :], *inside))
+        high = tl.load(w + column + v.place_w[None, :], *inside)
         low = tl.load(w + size + column + v.place_w[None, :], *inside)
-        yield when("PRECISION != 'tf32'", let("w_low", low))
-        parts = (
-            let("part", self._dot(v.x_tile, v.w_low)),
-            let("part", self._dot(v.x_low, v.w_tile, v.part)),
-            add(sums.text, self._dot(v.x_tile, v.w_tile, v.part)),
-        )
-        yield when(IN_PARTS, *parts, why="apart: the sums of tensor cores lose digits")
-        yield when(ROUNDED_ALONE, let(sums.text, self._dot(v.x_tile, v.w_tile, sums)))
-        exact = self._dot(v.x_tile, v.w_tile + v.w_low, sums, precision=IEEE)
-        yield when("PRECISION == 'ieee'", let(sums.text, exact))
-
-    @staticmethod
-    def _dot(x: Expression, w: Expression, *onto: Expression, precision: str = TF32_ROUNDED) -> Expression:
-        return tl.dot(tl.trans(x), tl.trans(w), *onto, input_precision=f"'{precision}'")
+        return quoted_body(PRODUCT.replace("SUM", f"sum_{j}"), high=high, low=low)
 
     # ------------------------------------------------------------ epilogue
 

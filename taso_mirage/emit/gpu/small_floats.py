@@ -7,7 +7,10 @@ readers of such a tile work on both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.statements import Expression, select, sum_of, tl, v
 from taso_mirage.ir.mugraph import LoopPhase
 
 SMALL_FLOATS = {"float8_e4m3fn": ("float8e4nv", "halves_of_e4m3"), "float8_e5m2": ("float8e5", "halves_of_e5m2")}
@@ -34,16 +37,15 @@ def halves_of_e5m2(x):
 '''
 
 
-def loaded(lines: Lines, stage: LoopPhase, name: str, dtype: str, at: str, mask: str = "", hint: str = "") -> str:
+def loaded(
+    lines: Lines, stage: LoopPhase, name: str, dtype: str, at: Sequence[Expression], *masks: Expression, **hint: str
+) -> str:
     """A tile of the argument `name` at some offsets, with 0 where a mask is not."""
     if dtype not in SMALL_FLOATS:
-        return lines.let(stage, f"{name}_tile", f"tl.load({name}{at}{_masked(mask, '0')}{hint})")
+        return lines.let(stage, f"{name}_tile", tl.load(sum_of([name, *at]), *masks, other=0, **hint))
     known, halves = SMALL_FLOATS[dtype]
-    there = f"{name}.to(tl.pointer_type(tl.{known})) if has_small_floats() else {name}"
-    pointer = lines.let(LoopPhase.INVARIANT, f"{name}_{known}", there)
-    tile = lines.let(stage, f"{name}_tile", f"tl.load({pointer}{at}{_masked(mask, '0.0')}{hint})")
-    return lines.let(stage, f"{name}_floats", f"{tile} if has_small_floats() else {halves}({tile})")
-
-
-def _masked(mask: str, other: str) -> str:
-    return f", mask={mask}, other={other}" if mask else ""
+    there = v.has_small_floats()
+    pointer = select(v[name].to(tl.pointer_type(tl[known])), there, name)
+    pointer = v[lines.let(LoopPhase.INVARIANT, f"{name}_{known}", pointer)]
+    tile = lines.let(stage, f"{name}_tile", tl.load(sum_of([pointer, *at]), *masks, **hint))
+    return lines.let(stage, f"{name}_floats", select(tile, there, v[halves](tile)))

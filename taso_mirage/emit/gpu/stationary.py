@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.dependent_launch import WAITING
@@ -37,7 +38,6 @@ from taso_mirage.emit.statements import (
     Parameter,
     ProgramFunction,
     Statement,
-    compile_time,
     every,
     expression,
     group,
@@ -57,6 +57,8 @@ REGISTERS = 240
 """Registers of a thread of the second group; the first has no fewer."""
 BEYOND = -(1 << 30)
 """The row for positions beside the image: none."""
+Bases: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
+"""A layout: where the bits of registers, lanes and warps lead."""
 
 
 class StationaryBlock:
@@ -142,24 +144,22 @@ class StationaryBlock:
         """The names of the products on their way."""
         return [f"token_{j}" for j in range(self.sizes.sums)]
 
-    def layouts(self) -> Iterator[Statement]:
-        """The layouts of products and copies; and, by bases of registers, lanes and warps, those of
-        a loaded tile (channels, positions), of sums by position, and of a stored tile (positions of
-        all phases, columns)."""
-        width, depth, phases = self.sizes.width, self.sizes.depth, self.sizes.row.phases.bit_length() - 1
-        yield compile_time("MMA", tl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 8]))
-        yield compile_time("DOT", tl.DotOperandLayout(0, "MMA", 1))
-        yield compile_time("COPIED", tl.BlockedLayout([1, 1, 4], [1, 32, 1], [4, 1, 1], [2, 1, 0]))
-        registers = [[0, 1], [0, 2], *([1 << i, 0] for i in range(2, depth.bit_length() - 1))]
-        lanes = [[1, 0], [2, 0], [0, 4], [0, 8], [0, 16]]
-        layout = tl.DistributedLinearLayout
-        yield compile_time("LOADED", layout(registers, lanes, [[0, 32], [0, 64]], [], [depth, ROWS]))
-        registers = [[1, 0], [2, 0], [0, 1], *([0, 1 << i] for i in range(3, width.bit_length() - 1))]
-        lanes = [[0, 2], [0, 4], [4, 0], [8, 0], [16, 0]]
-        yield compile_time("SUMMED", layout(registers, lanes, [[32, 0], [64, 0]], [], [ROWS, width]))
-        registers = [[0, 1 << i] for i in range(width.bit_length() - 1)] + [[32 << i, 0] for i in range(phases)]
-        lanes, warps = [[1 << i, 0] for i in range(5)], [[32 << phases, 0], [64 << phases, 0]]
-        yield compile_time("STORED", layout(registers, lanes, warps, [], [ROWS << phases, width]))
+    def loaded(self) -> Bases:
+        """The layout of a loaded tile (channels, positions)."""
+        channels = [[1 << i, 0] for i in range(2, self.sizes.depth.bit_length() - 1)]
+        return [[0, 1], [0, 2], *channels], [[1, 0], [2, 0], [0, 4], [0, 8], [0, 16]], [[0, 32], [0, 64]]
+
+    def summed(self) -> Bases:
+        """The layout of sums by position."""
+        columns = [[0, 1 << i] for i in range(3, self.sizes.width.bit_length() - 1)]
+        return [[1, 0], [2, 0], [0, 1], *columns], [[0, 2], [0, 4], [4, 0], [8, 0], [16, 0]], [[32, 0], [64, 0]]
+
+    def stored(self) -> Bases:
+        """The layout of a stored tile (positions of all phases, columns)."""
+        phases = self.sizes.row.phases.bit_length() - 1
+        registers = [[0, 1 << i] for i in range(self.sizes.width.bit_length() - 1)]
+        registers += [[32 << i, 0] for i in range(phases)]
+        return registers, [[1 << i, 0] for i in range(5)], [[32 << phases, 0], [64 << phases, 0]]
 
     def element(self) -> Expression:
         """The tile of the weights of a step, among those of one element of a row."""
@@ -184,55 +184,50 @@ class StationaryBlock:
 
     # ------------------------------------------------------------ epilogue
 
-    def ends(self) -> Iterator[Statement]:
-        """The sums of each phase of a row, the epilogue, and the store."""
-        sizes = self.sizes
+    def results(self) -> Iterator[Statement]:
+        """The sums of each phase of a row, and the epilogue, where it has no operand of results."""
+        early = not self.epilogue.of_results  # where a thread has fewer columns
         for each in self.sums:
-            yield let(each, v.by_position(each, sizes.width, "SUMMED"))
-        if not self.epilogue.of_results:  # where a thread has fewer columns
-            yield let("column", v.columns + tl.arange(0, sizes.width, tl.SliceLayout(0, "SUMMED")))
-            yield from map(self._of_channels, self.others)
-        for i, products in enumerate(sizes.shifts):
+            yield let(each, v.by_position(each, self.sizes.width, "SUMMED"))
+        if early:
+            yield let("column", v.columns + tl.arange(0, self.sizes.width, tl.SliceLayout(0, "SUMMED")))
+            yield from map(self._operand, self.others)
+        for i, products in enumerate(self.sizes.shifts):
             parts = [v[f"{self.name}_moved_{s}"](f"sum_{j}") if s else v[f"sum_{j}"] for j, s in products]
-            zeros = tl.zeros([ROWS, sizes.width], tl.float32, "SUMMED")
+            zeros = tl.zeros([ROWS, self.sizes.width], tl.float32, "SUMMED")
             yield let(f"phase_{i}", sum_of(parts or [zeros]))
-            if not self.epilogue.of_results:
-                yield from self._following(f"phase_{i}", ROWS)
-        yield let("result_tile", tl.convert_layout(self._joined(), "STORED"))
-        yield from self._places_of_results()
-        if self.epilogue.of_results:
-            for name in self.others:
-                yield self._of_results(name) if name in self.epilogue.of_results else self._of_channels(name)
-            yield from self._following("result_tile", ROWS * sizes.row.phases)
-        yield tl.store(v.result + v.own_image + v.place_y, v.result_tile, v.kept)
+            yield from self._epilogue(f"phase_{i}", ROWS) if early else ()
 
-    def _places_of_results(self) -> Iterator[Statement]:
-        """Where the results of a tile are, and which of them are whole and in the image."""
-        sizes, deep, high, row = self.sizes, self.sizes.deep, self.sizes.high, self.sizes.row
-        yield let("index", tl.arange(0, ROWS * row.phases, tl.SliceLayout(1, "STORED")))
-        yield let("column", v.columns + tl.arange(0, sizes.width, tl.SliceLayout(0, "STORED")))
-        yield let("place", v.index // row.phases)
-        yield let("position", v.own_first + v.place // WARP * sizes.kept + v.place % WARP)
-        yield let("top", v.position // sizes.pitch)
-        yield let("pixel", v.position % sizes.pitch - sizes.begin)
-        yield let("plane_y", deep.made(v.own_plane, v.own_deep))
-        yield let("top_y", high.made(v.top, v.own_high))
-        yield let("pixel_y", row.made(v.pixel, v.index % row.phases))
-        kept = [v.place % WARP < sizes.kept, v.top < high.positions, *within(v.pixel, row.positions)]
-        kept += within(v.top_y, high.result) if high.transposed else []
-        kept += within(v.pixel_y, row.result) if row.transposed else []
-        kept += within(v.plane_y, deep.result) if deep.transposed else []
+    def late_epilogue(self) -> Iterator[Statement]:
+        """The epilogue, where it has operands of results."""
+        if self.epilogue.of_results:
+            yield from map(self._operand, self.others)
+            yield from self._epilogue("result_tile", ROWS * self.sizes.row.phases)
+
+    def _epilogue(self, name: str, count: int) -> Iterator[Statement]:
+        """The epilogue, on so many positions by columns."""
+        return self.epilogue.statements(name, (count, self.sizes.width), self.taken)
+
+    def _operand(self, name: str) -> Statement:
+        """Load an operand of the epilogue."""
+        if name in self.epilogue.of_results:
+            return let(f"{name}_tile", tl.load(v[name] + v.own_image + v.place_y, v.kept))
+        return let(f"{name}_tile", tl.load(v[name] + v.column, *self._inside()))
+
+    def kept(self) -> Expression:
+        """Which results of a tile are whole and in the image."""
+        sizes, found = self.sizes, [v.place % WARP < self.sizes.kept, v.top < self.sizes.high.positions]
+        found += within(v.pixel, sizes.row.positions)
+        for axis, at in ((sizes.high, v.top_y), (sizes.row, v.pixel_y), (sizes.deep, v.plane_y)):
+            found += within(at, axis.result) if axis.transposed else []
         columns = [tl.expand_dims(each, 0) for each in self._inside()]
-        yield let("kept", every([tl.expand_dims(every(kept), 1), *columns]))
-        yield let("place_y", (v.plane_y * high.result + v.top_y) * row.result + v.pixel_y)
-        yield let("place_y", tl.expand_dims("place_y", 1) + tl.expand_dims(v.column * sizes.volume_y, 0))
-        yield let("own_image", v.own_image * (sizes.columns * sizes.volume_y))
+        return every([tl.expand_dims(every(found), 1), *columns])
 
     def _inside(self) -> list[Expression]:
         """The condition for columns, where a part has others."""
         return [v.column < self.sizes.columns] if self.sizes.columns % self.sizes.width else []
 
-    def _joined(self) -> Expression:
+    def joined(self) -> Expression:
         """The results of all phases, each beside that of the next one."""
         count = self.sizes.row.phases
         pairs = [v[f"phase_{i}"] for i in range(count)]
@@ -242,16 +237,6 @@ class StationaryBlock:
         dims = range(2, 2 + count.bit_length() - 1)
         whole = tl.reshape(tl.permute(pairs[0], [0, *dims, 1]), [ROWS * count, self.sizes.width])
         return pairs[0] if count == 1 else whole
-
-    def _following(self, name: str, count: int) -> Iterator[Statement]:
-        """The epilogue, on so many positions by columns."""
-        return self.epilogue.statements(name, (count, self.sizes.width), self.taken)
-
-    def _of_channels(self, name: str) -> Statement:
-        return let(f"{name}_tile", tl.load(v[name] + v.column, *self._inside()))
-
-    def _of_results(self, name: str) -> Statement:
-        return let(f"{name}_tile", tl.load(v[name] + v.own_image + v.place_y, v.kept))
 
     def explained(self) -> list[str]:
         """Why the functions are as they are."""

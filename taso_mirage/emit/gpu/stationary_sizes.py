@@ -10,7 +10,7 @@ from taso_mirage.emit.gpu.shifted import COUNTED, ShiftedBlock
 from taso_mirage.errors import Unsupported
 
 GROUPS, WARP, ROWS = 2, 32, 128
-"""Groups of four warps, positions of a warp, and those of a group."""
+"""The number of groups of four warps, the positions of a warp, and those of a group."""
 COPIED = 4
 """Numbers that are copied at once."""
 STEP = 8
@@ -18,8 +18,8 @@ STEP = 8
 WIDTHS = (64, 32, 16)
 """Columns of a block."""
 SUMS = 192
-"""Registers of a thread for sums, and for results with the values computed of them, at most: with
-more they go to memory."""
+"""The largest number of registers of a thread for sums, and for results with the values computed
+from them: more of them go to memory."""
 MEMORY = 227 * 1024
 """Bytes of shared memory of a block."""
 SCRATCH = 4 * 1024 + 512
@@ -56,7 +56,7 @@ class StationarySizes:
 
     @property
     def kept(self) -> int:
-        """Positions of a warp whose sums are whole."""
+        """The number of positions of a warp whose sums are complete."""
         return WARP - _up(self.reach, COPIED)
 
     @property
@@ -71,8 +71,8 @@ class StationarySizes:
 
     @property
     def pitch(self) -> int:
-        """Positions of a row. A result sees the gap before the next one beyond them: zeros, as
-        there."""
+        """The number of positions of a row. A result at its end reads the zeros before the next
+        row."""
         end = self.begin + self.row.positions
         last = end + self.reach
         return _up(max(end, last - self.gap, min(self.row.size + self.gap, last)), COPIED)
@@ -140,11 +140,11 @@ class StationarySizes:
 
 
 def stationary_sizes(block: ShiftedBlock, live: int) -> StationarySizes:
-    """The sizes with as few parts of the columns as there can be, of which each loads the data;
-    `live`: registers of a thread for each column.
+    """The sizes with the fewest parts of the columns, as each part loads the data; `live`:
+    registers of a thread for each column.
 
-    Raises Unsupported for rows that do not begin at multiples of 16 bytes, or that a stride goes
-    along, and for weights that shared memory has no room for beside the rings.
+    Raises Unsupported for rows that do not begin at multiples of 16 bytes or that have a stride,
+    and for weights that do not fit into shared memory beside the rings.
     """
     row, (deep, high), columns = block.row, block.outer, block.columns
     if not row.transposed and row.stride != 1:

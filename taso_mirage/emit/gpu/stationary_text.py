@@ -1,11 +1,11 @@
 """The functions of a convolution whose weights stay in shared memory, in Gluon; `stationary.py`
-fills their holes.
+computes the parts in braces.
 
-Why nothing is read that is not there. A group copies into the slot that it read an iteration
-before: all its threads have met since, where they waited for the next tile. Operands that tensor
-cores take from registers stay there until they are done, which the group waits for before the
-registers get the next tile. Weights are there before the groups begin, and nobody writes them
-again.
+Why nothing is read before it is written: A group copies into the slot that it read an iteration
+before; all its threads have met since, when they waited for the next tile. Operands that tensor
+cores read from registers stay there until the products are done, and the group waits for these
+before the registers get the next tile. Weights are complete before the groups begin, and are not
+written again.
 """
 
 from __future__ import annotations
@@ -102,7 +102,12 @@ def KERNEL_next(x, slot, following, total, stride, step, image, plane, high_taps
 
 
 def KERNEL_group(*OPERANDS, weights, ring, total, columns, first_tile, stride, GROUP: gl.constexpr, STAGES: gl.constexpr):
-    {form.layouts()}
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {s.width}, 8])
+    DOT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
+    COPIED: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [4, 1, 1], [2, 1, 0])
+    LOADED: gl.constexpr = gl.DistributedLinearLayout({*form.loaded()}, [], [{s.depth}, 128])
+    SUMMED: gl.constexpr = gl.DistributedLinearLayout({*form.summed()}, [], [128, {s.width}])
+    STORED: gl.constexpr = gl.DistributedLinearLayout({*form.stored()}, [], [{128 * row.phases}, {s.width}])
     following = first_tile * 2 + GROUP
     image, plane, high_taps, left, rows, where = KERNEL_ahead(following, COPIED)
     step = 0
@@ -126,7 +131,23 @@ def KERNEL_group(*OPERANDS, weights, ring, total, columns, first_tile, stride, G
             next_x = rounded_tile(ring, GROUP * STAGES + slot, STAGES, {s.depth}, LOADED, DOT)
             *SUMS, tile_x = warpgroup_mma_wait(0, deps=({*form.tokens}, tile_x))  # it is read until here
             tile_x = next_x
-        {form.ends()}
+        {form.results()}
+        result_tile = gl.convert_layout({form.joined()}, STORED)
+        index = gl.arange(0, {128 * row.phases}, gl.SliceLayout(1, STORED))
+        column = columns + gl.arange(0, {s.width}, gl.SliceLayout(0, STORED))
+        place = index // {row.phases}
+        position = own_first + place // 32 * {s.kept} + place % 32
+        top = position // {s.pitch}
+        pixel = position % {s.pitch} - {s.begin}
+        plane_y = {deep.made(v.own_plane, v.own_deep)}
+        top_y = {high.made(v.top, v.own_high)}
+        pixel_y = {row.made(v.pixel, v.index % row.phases)}
+        kept = {form.kept()}
+        place_y = (plane_y * {high.result} + top_y) * {row.result} + pixel_y
+        place_y = gl.expand_dims(place_y, 1) + gl.expand_dims(column * {s.volume_y}, 0)
+        own_image = own_image * {s.columns * s.volume_y}
+        {form.late_epilogue()}
+        gl.store(result + own_image + place_y, result_tile, mask=kept)
     async_copy.wait_group(0)
 
 

@@ -12,7 +12,7 @@ from taso_mirage.operators.interpret import interpret
 
 
 class _Elementwise(Typed[bool]):
-    """Whether an element of a result depends on the same element of each operand alone, read off
+    """Whether an element of a result depends only on the same element of each operand, according to
     the definitions."""
 
     def note(self, primitive: str, fn: Any, notes: Sequence[bool], operands: Sequence[Tensor], result: Tensor) -> bool:
@@ -22,8 +22,8 @@ class _Elementwise(Typed[bool]):
 
 
 def chain(node: Node) -> Graph | None:
-    """The body of a kernel if it may run on whole tiles: elementwise, without a loop, one result,
-    and operands cut as it is."""
+    """The body of a kernel if it may run on whole tiles: it is elementwise, without a loop, has one
+    result, and operands that are cut like the result."""
     body, grid = node.attr("body"), node.attr("grid")
     cuts = {_from_the_right(axes, x) for axes, x in zip(node.attr("imap"), body.inputs, strict=True)}
     cuts |= {_from_the_right(axes, x) for axes, x in zip(node.attr("omap"), body.outputs, strict=True)}
@@ -34,5 +34,5 @@ def chain(node: Node) -> Graph | None:
 
 
 def _from_the_right(axes: tuple[int, ...], x: Node) -> tuple[int, ...]:
-    """The dims that a grid cuts, as broadcasting counts them."""
+    """The dims that a grid cuts, numbered from the last one as in broadcasting."""
     return tuple(axis - x.tensor.rank if axis >= 0 else 0 for axis in axes)

@@ -11,8 +11,8 @@ from taso_mirage.emit.gpu.offsets import inner, place
 from taso_mirage.emit.gpu.packed_weights import apart, loaded_words
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.small_floats import SMALL_FLOATS, loaded
-from taso_mirage.emit.gpu.tiles import HALF, Tile, Tiles
-from taso_mirage.emit.statements import Statement, tl, when
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
+from taso_mirage.emit.statements import Statement, sum_of, tl, when
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Node, is_float, numpy_dtype
@@ -47,7 +47,7 @@ class TileMemory:
         """Note how large a tile is."""
         self.largest = max(self.largest, self.tiles.lane_count(x))
 
-    def load(self, i: int, leaf: Node, hint: str = "") -> Tile:
+    def load(self, i: int, leaf: Node, **hint: str) -> Tile:
         """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
         argument, shape = self.arguments[i], leaf.shape
         groups = self.term.split.get(leaf) or [[d] for d in range(len(shape))]
@@ -55,17 +55,16 @@ class TileMemory:
         present = [a for a in axes if a is not None]
         tile = self.term.body.inputs[i].shape
         at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self.term.cuts(i))
-        padded = [a for a in present if self.tiles.axes_of.padded(a)]
         stored, stage = argument.buffer.dtype, self.term.stage[leaf]
-        if is_float(stored) and stored not in (*HALF, *SMALL_FLOATS, "float32"):
+        if is_float(stored) and stored not in (*HALF_FLOATS, *SMALL_FLOATS, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
-        mask = self.tiles.mask(present, padded) if padded else ""
         products = self.term.products if leaf in self.term.split else {}
         x = loaded_x(products, self.tiles, leaf, argument.name, argument.buffer, tile, self.term.cuts(i))
         if x is not None:
             name = self.tiles.lines.let(stage, f"{argument.name}_tile", x)
         else:
-            name = loaded(self.tiles.lines, stage, argument.name, stored, at, mask, hint)
+            masks = self.tiles.masks(present)
+            name = loaded(self.tiles.lines, stage, argument.name, stored, at, *masks, **hint)
         found = Tile(name, shape, axes, leaf.dtype, stored, stage, True, innermost=axes[-1] if axes else None)
         if stage is LoopPhase.LOOP and leaf not in self.term.split:
             self.in_flight += self.tiles.lane_count(found) * numpy_dtype(stored).itemsize
@@ -95,11 +94,9 @@ class TileMemory:
         at = place(
             self.tiles, argument.buffer, self.term.body.outputs[o].shape, inner(groups, x.shape, axes), present, cuts
         )
-        padded = [a for a in present if self.tiles.axes_of.padded(a)]
-        mask = [self.tiles.mask(present, padded)] if padded else []
-        code = self.tiles.spread(x, axes)
         alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
-        stored: Statement = tl.store(f"{argument.name}{at}", code, *mask)
+        pointer = sum_of([argument.name, *at])
+        stored: Statement = tl.store(pointer, self.tiles.spread(x, axes), *self.tiles.masks(present))
         if alone:
             stored = when(" and ".join(f"{g} == 0" for g in alone), stored, why="all blocks along it have the same")
         self.tiles.lines.write(LoopPhase.AFTER, stored)

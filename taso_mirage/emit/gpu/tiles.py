@@ -16,6 +16,7 @@ import numpy as np
 
 from taso_mirage.emit.gpu.axes import TileAxes
 from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.statements import Expression, ExpressionLike, every, expression, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, broadcast_shapes, dim_product
 from taso_mirage.ir.mugraph import LoopPhase, product_factor
@@ -23,7 +24,7 @@ from taso_mirage.ir.terms import Literal, is_float, is_stored
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WHERE, Fold, Function, function_of
 
-HALF = frozenset({"float16", "bfloat16"})
+HALF_FLOATS = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
 """The start of a running maximum: finite, so that a row that is masked so far has no NaN, and not
@@ -84,7 +85,7 @@ class Tiles(Meaning[Tile]):
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one
         difference and one power of 2."""
-        self.raised: dict[str, Callable[[int], str]] = {}
+        self.raised: dict[str, Callable[[int], Expression]] = {}
         """Integers in half precision that were made with a number that is still to be taken away,
         and the code of them less another one, which is taken away with it."""
         self.goes_on, self.rows, self.single = False, 0, ""
@@ -145,20 +146,15 @@ class Tiles(Meaning[Tile]):
         if function is EXP and (power := self._power_of_two(xs[0], axes)) is not None:
             code = power
         elif function is DIVIDE and (inverse := self._inverse(xs[1], axes)) is not None:
-            code = f"{self.spread(xs[0], axes)} * {self.spread(inverse, axes)}"
+            code = self.spread(xs[0], axes) * self.spread(inverse, axes)
         else:
-            code = function.triton.format(*[self.spread(x, axes) for x in xs])
-        stored = (
-            "bool"
-            if dtype == "bool"
-            else next((x.stored for x in values if x.number is None), "")
-            if function is WHERE
-            else ""
-        )
+            code = expression(function.triton.format(*[self.spread(x, axes) for x in xs]))
+        chosen = next((x.stored for x in values if x.number is None), "") if function is WHERE else ""
+        stored = "bool" if dtype == "bool" else chosen or self._computed_as(dtype)
         stage = max(x.stage for x in xs)
-        code = self.lines.let(stage, self.hint, code)
+        name = self.lines.let(stage, self.hint, code)
         zero, together = self._keeps_zero(fn, xs, axes), next((x.together for x in xs if x.together), None)
-        found = Tile(code, shape, axes, dtype, stored or self._computed_as(dtype), stage, zero, together=together)
+        found = Tile(name, shape, axes, dtype, stored, stage, zero, together=together)
         if function is SUBTRACT:
             self.differences[found.code, found.axes] = xs[0], xs[1]
         return found
@@ -174,9 +170,9 @@ class Tiles(Meaning[Tile]):
         in float32 (1e-39 has not)."""
         if y.number is not None or y.dtype != "float16" or len(y.present) >= len([a for a in axes if a is not None]):
             return None
-        return replace(y, code=self.lines.let(y.stage, f"{y.code}_inverse", f"1.0 / {y.code}"))
+        return replace(y, code=self.lines.let(y.stage, f"{y.code}_inverse", 1.0 / v[y.code]))
 
-    def _power_of_two(self, x: Tile, axes: Sequence[int | None]) -> str | None:
+    def _power_of_two(self, x: Tile, axes: Sequence[int | None]) -> Expression | None:
         """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of
         float16, so only there. (In bfloat16 the lowest element, of a mask for one, is infinite in
         units of log 2.)"""
@@ -185,9 +181,9 @@ class Tiles(Meaning[Tile]):
             return None
         scaled = repr((b.number or 0.0) * LOG2_E)
         if b.number is None:
-            scaled = self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {MAXIMUM_START})")
+            scaled = self.lines.let(b.stage, f"{b.code}_2", tl.maximum(v[b.code] * LOG2_E, MAXIMUM_START))
         b = replace(b, code=scaled)
-        return f"tl.exp2({self.spread(a, axes)} * {LOG2_E} - {self.spread(b, axes)})"
+        return tl.exp2(self.spread(a, axes) * LOG2_E - self.spread(b, axes))
 
     def _power(self, x: Tile, exponent: Tile) -> Tile:
         whole = {2.0: 1, 3.0: 2, 4.0: 3}.get(exponent.number or 0)
@@ -210,13 +206,12 @@ class Tiles(Meaning[Tile]):
                     found[i] = self.axes_of.find(axis) if mine is None else self.axes_of.join(mine, axis)
         return tuple(found)
 
-    def spread(self, x: Tile, axes: Sequence[int | None]) -> str:
-        """The code of x with `None` for the axes that it lacks."""
+    def spread(self, x: Tile, axes: Sequence[int | None]) -> Expression:
+        """The value of x with `None` for the axes that it lacks."""
         if not x.present:
-            return x.code
+            return v[x.code]
         mine = (None,) * (len(axes) - len(x.axes)) + x.axes
-        marks = [":" if own is not None else "None" for own, axis in zip(mine, axes, strict=True) if axis is not None]
-        return x.code if "None" not in marks else f"{x.code}[{', '.join(marks)}]"
+        return marked(x.code, [own is not None for own, axis in zip(mine, axes, strict=True) if axis is not None])
 
     def _keeps_zero(self, fn: Scalar, xs: Sequence[Tile], axes: tuple[int | None, ...]) -> bool:
         """Whether lanes beyond the sizes hold 0 in the result: each operand has all its axes, and 0
@@ -229,7 +224,7 @@ class Tiles(Meaning[Tile]):
 
     def lane_count(self, x: Tile) -> int:
         """The elements of a tile in registers."""
-        return math.prod(self.axes_of.lanes(a) for a in x.present)
+        return math.prod(self.axes_of.all_lanes(x.present))
 
     def roots(self, x: Tile) -> list[int]:
         return [self.axes_of.find(a) for a in x.present]
@@ -245,18 +240,18 @@ class Tiles(Meaning[Tile]):
         function, inner, over = x.fold
         known = folded(function)
         inner = self.masked(self.computed(inner), over, known.neutral)
-        code, left = inner.code, inner.present
+        code, left = v[inner.code], inner.present
         together = self._together(inner, left[-1]) if left and left[-1] in over else 1
         if function is ADD and together > 1:
-            lanes = [self.axes_of.lanes(a) for a in left]
+            lanes = self.axes_of.all_lanes(left)
             apart = [*lanes[:-1], lanes[-1] // together, together]
-            code = f"tl.sum(tl.reshape({code}, {apart}), {len(left)})"
-        elif function is ADD and is_float(inner.stored) and self.lines.is_product(code):
+            code = tl.sum(tl.reshape(code, apart), len(left))
+        elif function is ADD and is_float(inner.stored) and self.lines.is_product(inner.code):
             # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
             # their sums differ, and both may write.
-            code = f"{code} + 0.0"
+            code = code + 0.0
         for axis in sorted(over, key=left.index, reverse=True):
-            code = f"{known.triton}({code}, {left.index(axis)})"
+            code = v[known.triton](code, left.index(axis))
             left.remove(axis)
         return replace(x, code=self.lines.let(inner.stage, self.hint, code), fold=None, stage=inner.stage)
 
@@ -269,11 +264,11 @@ class Tiles(Meaning[Tile]):
     def computed(self, x: Tile) -> Tile:
         """x as arithmetic wants it: half precisions widened, and bytes that are whole numbers."""
         x = self.ready(x)
-        narrow = x.stored in HALF or is_stored(x.stored) or (x.stored, x.dtype) == ("int8", "int32")
+        narrow = x.stored in HALF_FLOATS or is_stored(x.stored) or (x.stored, x.dtype) == ("int8", "int32")
         if x.number is not None or not narrow:
             return x
         wide = self._computed_as(x.dtype)
-        return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", f"{x.code}.to(tl.{wide})"), stored=wide)
+        return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", v[x.code].to(tl[wide])), stored=wide)
 
     def masked(self, x: Tile, over: Sequence[int], neutral: float) -> Tile:
         """x with `neutral` in the lanes beyond the sizes of some axes."""
@@ -281,19 +276,18 @@ class Tiles(Meaning[Tile]):
         if not wanted or (neutral == 0 and x.zero):
             return x
         shown = "0" if not is_float(x.stored) else repr(neutral) if math.isfinite(neutral) else f'float("{neutral}")'
-        code = self.lines.let(x.stage, f"{x.code}_m", f"tl.where({self.mask(x.present, wanted)}, {x.code}, {shown})")
-        return replace(x, code=code)
+        within = tl.where(every(self.masks(x.present, wanted)), x.code, shown)
+        return replace(x, code=self.lines.let(x.stage, f"{x.code}_m", within))
 
-    def mask(self, present: Sequence[int], wanted: Sequence[int]) -> str:
-        """Whether a lane is within the sizes of the `wanted` ones of the axes of a tile."""
-        parts = [f"({self.index(present, a)} < {self.axes_of.size(a)})" for a in wanted]
-        return " & ".join(parts) if len(parts) > 1 else parts[0][1:-1]
+    def masks(self, present: Sequence[int], axes: Sequence[int] | None = None) -> list[Expression]:
+        """Conditions for a lane of a tile to be within the sizes of some of its axes, or of all
+        padded ones."""
+        padded = [a for a in present if self.axes_of.padded(a)]
+        return [self.index(present, a) < self.axes_of.size(a) for a in (padded if axes is None else axes)]
 
-    def index(self, present: Sequence[int], axis: int) -> str:
+    def index(self, present: Sequence[int], axis: int) -> Expression:
         """The lanes of one axis in a tile with the axes `present`."""
-        name = self.lines.lanes(self.axes_of.lanes(axis))
-        marks = [":" if a == axis else "None" for a in present]
-        return name if len(marks) == 1 else f"{name}[{', '.join(marks)}]"
+        return marked(self.lines.lanes(self.axes_of.lanes(axis)), [a == axis for a in present])
 
     def cast(self, a: Tile, dtype: str) -> Tile:
         """Between floats nothing is written: rounding is done where a tensor is stored, and for
@@ -306,7 +300,7 @@ class Tiles(Meaning[Tile]):
         if is_float(a.dtype) and is_float(dtype):
             return replace(a if a.stored in ("float32", dtype) else self.computed(a), dtype=dtype)
         stored = self._computed_as(dtype)
-        code = f"{a.code} != 0" if stored == "bool" else f"{a.code}.to(tl.{stored})"
+        code = v[a.code].differs(0) if stored == "bool" else v[a.code].to(tl[stored])
         return replace(a, code=self.lines.let(a.stage, self.hint, code), dtype=dtype, stored=stored)
 
     # ------------------------------------------------------------ folds
@@ -344,8 +338,7 @@ class Tiles(Meaning[Tile]):
         perm = tuple(a.present.index(x) for x in wanted)
         if perm == tuple(range(len(perm))):
             return a.code
-        code = f"tl.trans({a.code})" if perm == (1, 0) else f"tl.permute({a.code}, {perm})"
-        return self.lines.let(a.stage, f"{a.code}_t", code)
+        return self.lines.let(a.stage, f"{a.code}_t", tl.trans(a.code) if perm == (1, 0) else tl.permute(a.code, perm))
 
     def expand(self, a: Tile, shape: Sequence[Dim]) -> Tile:
         """Nothing is written: the new elements are equal."""
@@ -367,8 +360,7 @@ class Tiles(Meaning[Tile]):
         changed = [x for x in (*a.axes[same:], *axes[same:]) if x is not None]
         if None in whole or any(self.axes_of.padded(x) for x in changed):
             raise Unsupported(f"a reshape of a tile of {a.shape} to {wanted} whose sizes are not powers of two")
-        sizes = ", ".join(str(self.axes_of.lanes(x)) for x in new)
-        code = self.lines.let(a.stage, self.hint, f"tl.reshape({a.code}, [{sizes}])")
+        code = self.lines.let(a.stage, self.hint, tl.reshape(a.code, self.axes_of.all_lanes(new)))
         return replace(a, code=code, shape=wanted, axes=axes)
 
     def concat(self, xs: Sequence[Tile], axis: int) -> Tile:
@@ -383,14 +375,12 @@ class Tiles(Meaning[Tile]):
         both, n, rank = self.common(a.shape, [a, b]), a.shape[axis], len(a.present)
         axes = tuple(self.axes_of.fresh(2 * n) if i == axis else x for i, x in enumerate(both))
         new = [x for x in axes if x is not None]
-        if self.roots(a) != self.roots(b) or any(
-            self.axes_of.padded(x) for x in (both[axis], axes[axis]) if x is not None
-        ):
+        changed = [x for x in (both[axis], axes[axis]) if x is not None]
+        if self.roots(a) != self.roots(b) or any(map(self.axes_of.padded, changed)):
             raise Unsupported(f"a concatenation of tiles of {a.shape}: {n} is no power of two")
         place = self._place(both, axis)
-        perm = (*range(place), rank, *range(place, rank))
-        sizes = ", ".join(str(self.axes_of.lanes(x)) for x in new)
-        code = f"tl.reshape(tl.permute(tl.join({a.code}, {b.code}), {perm}), [{sizes}])"
+        joined = tl.permute(tl.join(a.code, b.code), (*range(place), rank, *range(place, rank)))
+        code = tl.reshape(joined, self.axes_of.all_lanes(new))
         stage = max(a.stage, b.stage)
         shape = (*a.shape[:axis], 2 * n, *a.shape[axis + 1 :])
         return Tile(self.lines.let(stage, self.hint, code), shape, axes, a.dtype, a.stored, stage)
@@ -402,8 +392,8 @@ class Tiles(Meaning[Tile]):
             raise Unsupported(f"a concatenation of tiles of {a.shape} that differ in kind")
         axes = (*both[:axis], self.axes_of.fresh(2), *both[axis + 1 :])
         place = self._place(axes, axis)
-        joined = f"tl.join({a.code}, {b.code})"
-        code = joined if place == rank else f"tl.permute({joined}, {(*range(place), rank, *range(place, rank))})"
+        joined = tl.join(a.code, b.code)
+        code = joined if place == rank else tl.permute(joined, (*range(place), rank, *range(place, rank)))
         stage, shape = max(a.stage, b.stage), (*a.shape[:axis], 2, *a.shape[axis + 1 :])
         return replace(a, code=self.lines.let(stage, self.hint, code), shape=shape, axes=axes, stage=stage)
 
@@ -425,24 +415,27 @@ class Tiles(Meaning[Tile]):
             return replace(a, shape=shape)
         known = step == 1 and n % 2 == 0 and half > 1 and (low, high) in ((0, half), (half, n))
         if own is None or not known or self.axes_of.padded(own):
-            raise Unsupported(
-                f"the slice {low}:{high}:{step} of {n} elements of a tile; halves of powers of two are known"
-            )
+            wanted = f"the slice {low}:{high}:{step} of {n} elements"
+            raise Unsupported(f"{wanted} of a tile; halves of powers of two are known")
         place, rank = self._place(a.axes, axis), len(a.present)
         axes = tuple(self.axes_of.fresh(half) if i == axis else x for i, x in enumerate(a.axes))
-        sizes = [self.axes_of.lanes(x) for x in a.present]
-        split = ", ".join(map(str, [*sizes[:place], 2, half, *sizes[place + 1 :]]))
+        sizes = self.axes_of.all_lanes(a.present)
         perm = (*range(place), *range(place + 1, rank + 1), place)
-        halves = self.lines.let(
-            a.stage, f"{a.code}_halves", f"tl.split(tl.permute(tl.reshape({a.code}, [{split}]), {perm}))"
-        )
-        code = self.lines.let(a.stage, self.hint, f"{halves}[{0 if low == 0 else 1}]")
+        both = tl.split(tl.permute(tl.reshape(a.code, [*sizes[:place], 2, half, *sizes[place + 1 :]]), perm))
+        halves = self.lines.let(a.stage, f"{a.code}_halves", both)
+        code = self.lines.let(a.stage, self.hint, v[halves][0 if low == 0 else 1])
         return replace(a, code=code, shape=shape, axes=axes, zero=False)
 
     def __getattribute__(self, name: str) -> object:
         if name in ABSENT_HERE:
             raise Unsupported(f"the primitive {name} has no form in a Triton kernel")
         return super().__getattribute__(name)
+
+
+def marked(code: ExpressionLike, own: Sequence[bool]) -> Expression:
+    """A value with `None` for each axis that is not its own."""
+    whole = expression(code)
+    return whole if all(own) else whole[tuple(":" if each else "None" for each in own)]
 
 
 def _numbers(xs: Sequence[Tile]) -> list[np.float64 | np.int64]:

@@ -22,7 +22,7 @@ from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.offsets import TileCut
 from taso_mirage.emit.gpu.products import tile_product
 from taso_mirage.emit.gpu.program import LaunchSchedule, TileMap, TritonLaunch
-from taso_mirage.emit.gpu.tiles import HALF, LOG2_E, MAXIMUM_START, Tile, Tiles
+from taso_mirage.emit.gpu.tiles import HALF_FLOATS, LOG2_E, MAXIMUM_START, Tile, Tiles
 from taso_mirage.emit.gpu.warp_specialized_text import ATTENTION_FUNCTIONS, HELPERS
 from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import GLUON, Expression, ProgramFunction, Return, Statement, expression, sum_of, tl, v
@@ -68,7 +68,7 @@ class WarpSpecializedBlock:
 
     def _dtype(self) -> str:
         dtypes: set[str] = {self.term.reads[self.body.inputs.index(x)].dtype for x in self.operands}
-        demand(len(dtypes) == 1 and dtypes <= HALF, f"operands of {', '.join(sorted(dtypes))}")
+        demand(len(dtypes) == 1 and dtypes <= HALF_FLOATS, f"operands of {', '.join(sorted(dtypes))}")
         return dtypes.pop()
 
     def _lengths(self, x: Operand) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class WarpSpecializedBlock:
         return self._text(self._stores())
 
     def _text(self, stores: Sequence[Statement]) -> str:
-        """The functions, with what is stored of the results."""
+        """The functions, with the statements that store the results."""
         body, (queries, keys, values) = self.found, self.operands
         names = {queries: "queries", keys: "keys", values: "values"}
         results = [f"result_{o}" for o in range(len(self.body.outputs))]
@@ -210,7 +210,7 @@ class WarpSpecializedBlock:
         return memory.permute((1, 0)).load(tl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, 4], [0, 1]))
 
     def explained(self) -> list[str]:
-        """Why the functions are as they are."""
+        """The reasons for the form of the functions."""
         found = [
             f"four warps load tiles of {self.keys} keys; {GROUPS} groups of four have {ROWS} rows of queries each, "
             "and take turns at the softmax.",
@@ -221,8 +221,8 @@ class WarpSpecializedBlock:
 
 
 def _starts(cuts: Sequence[TileCut], shape: Sequence[int]) -> list[list[tuple[str, int]]]:
-    """For each dim where a tile starts, by grid and loop: variables, and what one step of each
-    is."""
+    """The start of a tile along each dim, by grid and loop: variables, and the elements of one step
+    of each."""
     found: list[list[tuple[str, int]]] = [[] for _ in shape]
     left = list(shape)
     for dim, count, overlap, variable in cuts:
@@ -234,13 +234,13 @@ def _starts(cuts: Sequence[TileCut], shape: Sequence[int]) -> list[list[tuple[st
 
 
 def _offset(starts: Sequence[Sequence[tuple[str, int]]], strides: Sequence[int], *pointer: Expression) -> Expression:
-    """A pointer at the starts of a tile, or how far they are from it."""
+    """A pointer to the start of a tile, or the offset of the start."""
     steps = [(v[n], each * stride) for terms, stride in zip(starts, strides, strict=False) for n, each in terms]
     terms = [variable if factor == 1 else variable * factor for variable, factor in steps]
     return sum_of([*pointer, *(terms or [expression(0)])])
 
 
 def _spread(shape: Sequence[Dim], axes: Sequence[int]) -> tuple[int | None, ...]:
-    """The axes of dims, one after the other, but for those of size 1."""
+    """The axes of dims, one after the other, except for dims of size 1."""
     left = iter(axes)
     return tuple(None if n == 1 else next(left) for n in shape)

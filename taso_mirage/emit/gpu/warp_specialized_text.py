@@ -1,15 +1,15 @@
 """The functions of a kernel of attention whose warps have roles, in Gluon; `warp_specialized.py`
 computes what stands in braces.
 
-Why nothing waits for ever, and nothing is read that is not there (`tests/harness/barrier_states.py`
-goes through all orders): tile t is in slot t % STAGES, in phase (t // STAGES) & 1 of its barriers.
-A slot is asked for again when both groups have said that they read it, so nobody is two phases
-ahead of another, which parities would not tell. Whoever says so has met its group before: one
-thread arrives for 128. The divisors of keys are read before a group says that the keys are free,
-because they are written again only after that. A turn is passed as often as it is taken: group 1
-passes one before its loop, and none in the last iteration. All copies are waited for, so none is on
-its way when the block ends. Registers are shared out by `setmaxnreg`, whose sum is the block's
-total.
+Why nothing waits for ever, and nothing is read before it is written
+(`tests/harness/barrier_states.py` tries all orders): tile t is in slot t % STAGES, in phase (t //
+STAGES) & 1 of its barriers. A slot is loaded again after both groups have signalled that they read
+it, so no group is two phases ahead of another, which parities could not distinguish. The threads of
+a group meet before its signal: one thread arrives for 128. The divisors of keys are read before a
+group signals that the keys are free, because they are written again only after that. A turn is
+passed as often as it is taken: group 1 passes one before its loop, and none in the last iteration.
+All copies are waited for, so none is in flight when the block ends. Registers are distributed by
+`setmaxnreg`, whose sum is the block's total.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import Form, ModelTerms, own_terms
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence, Failure

@@ -17,7 +17,7 @@ from taso_mirage.emit.discovery import discovered
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.ir.terms import Graph, Node, topological, with_args
-from taso_mirage.mugraph.search import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.operators.expressions import is_weight
 
 Users = Callable[[Node], Sequence[Node]]

@@ -13,8 +13,9 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedGoal
 from taso_mirage.ir.terms import Graph
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
-from taso_mirage.mugraph.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.system.workers import Workers

@@ -1,0 +1,278 @@
+"""The meaning that makes lazy tensors: each element of a result, before any loop is chosen
+(Halide's algorithm, PLDI'13).
+
+Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
+chosen in `loop_schedule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.emit.cpu.lazy_tensors import (
+    LOWEST_FLOAT32,
+    Axis,
+    BufferSizes,
+    Concat,
+    Contract,
+    CppBuffer,
+    Flat,
+    LoopConstant,
+    LoopIota,
+    LoopValue,
+    LoopView,
+    Map,
+    Reduce,
+    Strides,
+    base_value,
+    contiguous,
+    own_axes,
+    view_of,
+)
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
+from taso_mirage.ir.mugraph import usual_size
+from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
+from taso_mirage.meanings.shapes import SHAPES
+
+_CONVERSIONS = {
+    "float": "static_cast<float>({})",
+    "bool": "{} != 0",
+    "int64": "static_cast<int64_t>({})",
+    "int32": "static_cast<int32_t>({})",
+}
+"""Conversions between the types of registers, by the result."""
+
+
+@dataclass
+class LazyMeaning(Meaning[LoopValue]):
+    """Values are lazy tensors, all floats in fp32.
+
+    `tables` collects constants that are no scalars, by their C++ name.
+    """
+
+    tables: dict[str, Literal] = field(default_factory=dict)
+
+    def shape(self, a: LoopValue) -> Shape:
+        return a.shape
+
+    def dtype(self, a: LoopValue) -> str:
+        return a.dtype
+
+    def constant(self, value: Literal) -> LoopValue:
+        if prod(value.shape) == 1:
+            number = LoopConstant(value.dtype, (), float(value.numpy().reshape(())))
+            return number if not value.shape else self.reshape(number, value.shape)
+        name = next((n for n, v in self.tables.items() if v == value), f"table{len(self.tables)}")
+        self.tables[name] = value
+        return CppBuffer(value.dtype, value.shape, name, contiguous(value.shape))
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> LoopValue:
+        if any(isinstance(n, Symbolic) for n in values):
+            raise Unsupported(f"the sizes {tuple(values)}, which only a run knows, as numbers in a kernel")
+        return self.constant(Literal.of(np.array(values[0] if scalar else list(values), np.int64)))
+
+    def iota(self, n: Dim, dtype: str = "int64") -> LoopValue:
+        return LoopIota(dtype, (n,))
+
+    def map(self, fn: Scalar, *xs: LoopValue) -> LoopValue:
+        function = function_of(fn)
+        type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
+        if function is SUBTRACT and _is_maximum(xs[1]):
+            # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
+            # nothing to a softmax
+            xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
+        fewer = usual_size(xs[-1].count) < usual_size(dim_product(type.shape or ()))
+        if function is DIVIDE and is_float(type.dtype) and fewer:
+            # one quotient, and a product for each element: a rounding more, and several times
+            # faster
+            function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, args=(xs[1],)))
+        elif function is MULTIPLY and is_float(type.dtype):
+            function, xs = _quotient(xs, type.shape or ())
+        return self._mapped(function, type.dtype, type.shape or (), list(xs))
+
+    def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
+        whole = next((x for x in xs if isinstance(x, Concat)), None)
+        if whole is None:
+            args = tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
+            return Map(dtype, shape, fn, args=args)
+        axis = whole.axis - len(whole.shape) + len(shape)
+        parts = []
+        for part, start in zip(whole.args, whole.starts(), strict=True):
+            size = part.shape[whole.axis]
+            cut = [self._cut(x, axis - len(shape), start, start + size) for x in xs]
+            parts.append(self._mapped(fn, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
+        return Concat(dtype, shape, axis, args=tuple(parts))
+
+    def _cut(self, x: LoopValue, back: int, start: Dim, stop: Dim) -> LoopValue:
+        axis = len(x.shape) + back
+        return x if axis < 0 or x.shape[axis] == 1 else self.slice(x, axis, start, stop)
+
+    def cast(self, a: LoopValue, dtype: str) -> LoopValue:
+        if isinstance(a, LoopConstant) and is_float(dtype):
+            return LoopConstant(dtype, (), a.value)
+        if a.dtype == dtype or (is_float(a.dtype) and is_float(dtype)):
+            return _retyped(a, dtype)
+        return Map(dtype, a.shape, _conversion(dtype), args=(a,))
+
+    def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
+        letters = contraction(equation, len(a.shape), len(b.shape))
+        type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
+        return Contract(type.dtype, type.shape or (), letters, args=(a, b))
+
+    def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
+        kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+        found = a
+        if axes:
+            product = self._product(a, tuple(axes), kept) if function_of(fn) is ADD else None
+            found = product or Reduce(a.dtype, kept, function_of(fn), tuple(axes), args=(a,))
+        return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
+
+    def _product(self, a: LoopValue, axes: Strides, kept: BufferSizes) -> LoopValue | None:
+        """A sum of products of a tensor in memory with one that lacks one of its axes, as a
+        contraction: a matrix times a vector."""
+        if not is_float(a.dtype):
+            return None
+        factors = list(_factors(a))
+        wide = {i for i, n in enumerate(a.shape) if n != 1}
+        large = [x for x in factors if wide <= _varies(x, a.shape)]
+        others = [x for x in factors if x not in large]
+        seen = set[int]().union(*[_varies(x, a.shape) for x in others])
+        known = len(large) == 1 and isinstance(base_value(large[0]), CppBuffer)
+        if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
+            return None
+        small = others[0]
+        for x in others[1:]:
+            small = self.map(np.multiply, small, x)
+        few = self.reshape(_along(self.expand(small, a.shape), seen), [a.shape[i] for i in sorted(seen)])
+        names = "".join(chr(ord("a") + i) for i in range(len(kept)))
+        letters = (
+            "".join(names[i] for i in sorted(seen)),
+            names,
+            "".join(n for i, n in enumerate(names) if i not in axes),
+        )
+        shape = tuple(n for i, n in enumerate(a.shape) if i not in axes)
+        pair = Contract(a.dtype, shape, letters, args=(few, large[0]))
+        return self.reshape(pair, kept)
+
+    def reshape(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
+        want = tuple(shape)
+        if want == a.shape:
+            return a
+        axes = _split(a.shape, want)
+        return Flat(a.dtype, want, args=(a,)) if axes is None else view_of(a, want, axes)
+
+    def transpose(self, a: LoopValue, perm: Sequence[int]) -> LoopValue:
+        shape = tuple(a.shape[i] for i in perm)
+        if isinstance(a, Concat):
+            parts = tuple(self.transpose(part, perm) for part in a.args)
+            return Concat(a.dtype, shape, list(perm).index(a.axis), args=parts)
+        return view_of(a, shape, [(0, ((list(perm).index(i), 1),)) for i in range(len(shape))])
+
+    def expand(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
+        want = tuple(shape)
+        if want == a.shape:
+            return a
+        lead = len(want) - len(a.shape)
+        if isinstance(a, Concat) and a.shape[a.axis] == want[a.axis + lead]:
+            sizes = [(*want[: a.axis + lead], p.shape[a.axis], *want[a.axis + lead + 1 :]) for p in a.args]
+            parts = tuple(self.expand(p, s) for p, s in zip(a.args, sizes, strict=True))
+            return Concat(a.dtype, want, a.axis + lead, args=parts)
+        return view_of(a, want, [(0, () if n == 1 else ((i + lead, 1),)) for i, n in enumerate(a.shape)])
+
+    def concat(self, xs: Sequence[LoopValue], axis: int) -> LoopValue:
+        type = SHAPES.concat([Tensor(x.dtype, x.shape) for x in xs], axis)
+        return xs[0] if len(xs) == 1 else Concat(type.dtype, type.shape or (), axis, args=tuple(xs))
+
+    def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
+        type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
+        shape, begin, end = type.shape or (), int(start), int(stop)
+        if shape == a.shape and step == 1:
+            return a
+        if isinstance(a, Concat) and a.axis != axis:
+            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, begin, end, step) for p in a.args]))
+        if isinstance(a, Concat) and step == 1 and begin < end:
+            parts = []
+            for part, at in zip(a.args, a.starts(), strict=True):
+                low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
+                parts += [self.slice(part, axis, low, high)] if low < high else []
+            return self.concat(parts, axis)
+        axes = list(own_axes(shape))
+        axes[axis] = begin, ((axis, step),)
+        return view_of(a, shape, axes)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("cumulate", "pad", "window", "take", "take_along"):
+            raise Unsupported(f"the primitive {name} has no C++ in a kernel; keep its operator outside of kernels")
+        return super().__getattribute__(name)
+
+
+@cache
+def _conversion(dtype: str) -> Function:
+    """The conversion of an element to a dtype, as a function."""
+    kind = "float" if is_float(dtype) else dtype
+    return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
+
+
+def _retyped(a: LoopValue, dtype: str) -> LoopValue:
+    return a if a.dtype == dtype else LoopView(dtype, a.shape, own_axes(a.shape), args=(a,))
+
+
+def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
+    """The view that a reshape is, where each of its axes is a part of one axis; None where it
+    merges axes."""
+    groups = gathered(want, have)
+    if groups is None:
+        return None
+    return [(0, tuple((i, dim_product(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
+
+
+def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:
+    """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
+    for x, over in (xs, xs[::-1]):
+        if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
+            one, below = over.args
+            if isinstance(one, LoopConstant) and one.value == 1:
+                return DIVIDE, (x, below)
+    return MULTIPLY, tuple(xs)
+
+
+def _factors(value: LoopValue) -> Iterator[LoopValue]:
+    """The factors of a value, element by element."""
+    if isinstance(value, Map) and value.fn is MULTIPLY:
+        for operand in value.args:
+            yield from _factors(operand)
+    else:
+        yield value
+
+
+def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
+    """The axes of `shape` along which a factor may vary."""
+    if isinstance(value, LoopConstant):
+        return set()
+    if isinstance(value, LoopView):
+        return {axis for _, terms in value.axes for axis, _ in terms}
+    if isinstance(value, Map):
+        return set[int]().union(*[_varies(x, shape) for x in value.args])
+    return {i for i, n in enumerate(shape) if n != 1}
+
+
+def _along(value: LoopValue, axes: set[int]) -> LoopValue:
+    """The first element along all other axes."""
+    shape = tuple(n if i in axes else 1 for i, n in enumerate(value.shape))
+    return view_of(value, shape, own_axes(shape))
+
+
+def _is_maximum(value: LoopValue) -> bool:
+    value = base_value(value)
+    return (isinstance(value, Reduce) and value.fn is MAXIMUM) or (
+        isinstance(value, CppBuffer) and value.name.startswith("largest")
+    )
