@@ -1,5 +1,5 @@
-"""Runs as CUDA graphs: for sizes that come again a run is captured, with memory of its own, and
-replayed where that is faster, its copies included."""
+"""Runs as CUDA graphs: a run for sizes that occur again is captured, with memory of its own, and
+replayed if that is faster, its copies included."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ own."""
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
 COPIED = 1 << 26
-"""Bytes of inputs and results from which on nothing is captured: to copy them takes about as long
-as a start that is saved, and their memory would be there twice."""
+"""Bytes of inputs and results from which on nothing is captured: copying them takes about as long
+as the starts that a graph saves, and their memory would be there twice."""
 CAPTURING = 3
-"""Runs until a graph is there: ONNX Runtime captures the second one."""
+"""The number of runs until there is a graph: ONNX Runtime captures the second one."""
 TURN = RLock()
-"""A thread that has sessions run on the GPU, opens one, or captures a run, holds it: a CUDA graph
-that is captured would hold the work of others on its stream, and requests for memory meanwhile
-fail."""
+"""The lock of a thread that runs sessions on the GPU, opens one, or captures a run: a captured CUDA
+graph would contain the work of other threads on its stream, and requests for memory fail
+meanwhile."""
 HERE = local()
 """The memory of each thread's graphs."""
 FAILED: list[Any] = []
@@ -39,9 +39,9 @@ FAILED: list[Any] = []
 
 
 class CapturedRun:
-    """A run for inputs like these, whose `run` is one with this memory of inputs and results: they
-    are copied to where it reads them, and from where it writes them. `kept` is all memory of
-    tensors that it reads or writes."""
+    """A captured run for inputs like these. `run` reads and writes this memory: inputs are copied
+    into it before, and results out of it afterwards. `kept` is all memory of tensors that it reads
+    or writes."""
 
     def __init__(
         self, run: Callable[[], None], given: Sequence[Any], found: Sequence[Any], kept: Sequence[Any] = ()
@@ -65,9 +65,9 @@ class _OfThread:
 
 
 class CapturedWhereFaster:
-    """Calls that are captured where that is faster: measured at the second call of a set of
-    sizes. Each thread has graphs of its own, as ONNX Runtime keeps them so, until it ends, for each
-    stream: the memory of a graph is in the order of one."""
+    """Calls that are captured if that is faster, which is measured at the second call of a set of
+    sizes. Each thread has graphs of its own for each stream until it ends, as ONNX Runtime keeps
+    them so, and the memory of a graph is in the order of one stream."""
 
     def __init__(self, plain: TensorCall, capture: Callable[[Sequence[Any]], TensorCall]) -> None:
         self._plain, self._capture = plain, capture
@@ -94,7 +94,7 @@ class CapturedWhereFaster:
         return found
 
     def count(self) -> int:
-        """Sets of sizes that are remembered, of all threads."""
+        """The remembered sets of sizes of all threads."""
         with self._lock:
             return sum(len(each.known) for each in self._threads)
 
@@ -108,7 +108,7 @@ class CapturedWhereFaster:
         return own.known
 
     def _choose(self, held: Sequence[Any]) -> list[TensorCall]:
-        """The graph, if it gives the same and is faster."""
+        """The graph, if its results are the same and it is faster."""
         plain = self._plain(held)
         if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
             return []
