@@ -125,7 +125,7 @@ def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
 
 @dataclass(frozen=True)
 class OnnxForm:
-    """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes for which it holds."""
+    """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes that it holds for."""
 
     model: Any
     names: tuple[str, ...]

@@ -215,7 +215,7 @@ class StationaryBlock:
         return let(f"{name}_tile", tl.load(v[name] + v.column, *self._inside()))
 
     def kept(self) -> Expression:
-        """The condition for results of a tile that are complete and in the image."""
+        """The condition for a result of a tile to be whole and in the image."""
         sizes, found = self.sizes, [v.place % WARP < self.sizes.kept, v.top < self.sizes.high.positions]
         found += within(v.pixel, sizes.row.positions)
         for axis, at in ((sizes.high, v.top_y), (sizes.row, v.pixel_y), (sizes.deep, v.plane_y)):
