@@ -139,7 +139,7 @@ class _Quote:
                 return Expression("list" if isinstance(node, ast.List) else "several", tuple(self._values(elements)))
             case ast.Call():
                 return self._call(node)
-        line = self.lines[node.lineno - 1].encode()  # as columns are counted
+        line = self.lines[node.lineno - 1].encode()  # columns count bytes
         return expression(line[node.col_offset : node.end_col_offset].decode())
 
     def _call(self, node: ast.Call) -> Expression:

@@ -98,7 +98,7 @@ class CapturedGraph:
                         self._stay(refused, given)
                 if state is not None:
                     restore_random_state(state)  # eager PyTorch draws the same numbers again
-            gc.collect()  # a program that was let go has memory, and is in cycles
+            gc.collect()  # a dropped program has memory, and is in reference cycles
         return self._plain(*arguments)
 
     @property
@@ -125,7 +125,7 @@ class CapturedGraph:
         if found is not None:
             return found
         with COMPILING:
-            found = self._find(arguments)  # another thread may have made it
+            found = self._find(arguments)  # another thread may have compiled it
             if found is not None:
                 return found
             if self._stays:
@@ -159,7 +159,7 @@ class CapturedGraph:
         left = [program for program in self._programs if not program.stale()]
         if len(left) < len(self._programs):
             self._programs = left
-            gc.collect()  # it has memory of the GPU, and is in cycles
+            gc.collect()  # dropped programs have memory of the GPU, and are in reference cycles
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
         """Let PyTorch run the graph from now on, all of it or in part; after an interrupt the next

@@ -171,7 +171,7 @@ class _BoundSession:
         held = [self._there(values[name], place) for name, place in zip(self._names, self._places, strict=True)]
         try:
             binding = self._bindings.pop()
-        except IndexError:  # all are in use by other threads
+        except IndexError:  # other threads use all bindings
             binding = _Binding(self._session.io_binding())
         found = self._bind(binding, held)
         self._session.run_with_iobinding(binding.io, self._options[waits])
@@ -199,7 +199,7 @@ class _BoundSession:
         """The results of a run, in memory that the runtime allocated."""
         values = zip(binding.io.get_outputs(), self._results, strict=True)
         found = {result.name: _tensor(value, result.dtype) for value, result in values}
-        binding.io.clear_binding_outputs()  # it would keep them
+        binding.io.clear_binding_outputs()  # the binding would keep them alive
         return {name: self._copy(each) for name, each in found.items()} if self._allocates else found
 
     def _copy(self, tensor: Any) -> Any:
@@ -214,7 +214,7 @@ class _BoundSession:
         """A tensor as the session reads it."""
         if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
             return tensor
-        with self._in_its_order():  # so that its memory goes to work after the run
+        with self._in_its_order():  # the memory is used again only after the run
             moved = tensor.to(place).contiguous().resolve_neg()
             return moved if _is_aligned(moved) else moved.clone()
 

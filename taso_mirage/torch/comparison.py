@@ -70,7 +70,7 @@ def in_float64(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
     wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
     try:
         with torch.no_grad():
-            found: Sequence[Any] = copy.deepcopy(module).double().forward(*wide)  # a call prints its errors
+            found: Sequence[Any] = copy.deepcopy(module).double().forward(*wide)  # a module call prints its errors
     except RuntimeError:  # a graph may name its dtype
         return None
     return found
@@ -124,7 +124,7 @@ def slower(ours: TimedCall, theirs: TimedCall, cuda: bool) -> float | None:
 
 def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:
     """Whether the time of these calls does not matter."""
-    seconds(ours, cuda)  # a second run may be captured
+    seconds(ours, cuda)  # a second run may include a capture
     return max(seconds(ours, cuda), seconds(theirs, cuda)) < SHORT
 
 

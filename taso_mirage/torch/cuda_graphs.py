@@ -113,7 +113,7 @@ class CapturedWhereFaster:
         if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
             return []
         try:
-            with torch.inference_mode(False), torch.no_grad():  # its memory is written in every mode
+            with torch.inference_mode(False), torch.no_grad():  # the memory of a graph is written in every mode
                 captured = self._capture(held)
             check_equal(captured(held), plain, lambda: None)
         except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises those of its parts
@@ -131,8 +131,8 @@ def record(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """
     given = [copy_strided(each) for each in held]
     current = torch.cuda.current_stream(0)
-    with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
-        apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses
+    with TURN, torch.cuda.stream(current):  # if a capture fails, its own stream stays current:
+        apart = torch.cuda.Stream(0, priority=-1)  # hence one that is hardly used
         apart.wait_stream(current)
         with torch.cuda.stream(apart):
             for _ in range(CAPTURING):  # libraries choose kernels and allocate memory at first calls
@@ -150,13 +150,13 @@ def _graph_of(call: Callable[[], list[Any]], stream: Any, pool: Any) -> tuple[An
         with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             return graph, call()
     except Exception:
-        with suppress(RuntimeError):  # PyTorch has done it where the capture itself ended well
-            HERE.pools.clear()  # it stays in use for pinned memory, which nothing can end
+        with suppress(RuntimeError):  # PyTorch has done it if the capture itself succeeded
+            HERE.pools.clear()  # the pool stays in use for pinned memory, which cannot be freed
             torch._C._cuda_endAllocateToPool(0, pool)
             FAILED.append(graph)
             torch._C._cuda_releasePool(0, pool)
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
-                torch.zeros(1, device="cuda:0")  # the generator takes itself to be captured until one ends well
+                torch.zeros(1, device="cuda:0")  # the generator believes to be captured until a capture succeeds
         raise
 
 

@@ -115,7 +115,7 @@ class SizesHeld:
         inputs = dict(zip(self.names, given, strict=True))
         try:
             return all(eval(guard, {"L": inputs, "math": math, "torch": torch}) for guard in self.guards)
-        except Exception:  # a guard in words that are not known here
+        except Exception:  # a guard with names that are not known here
             return False
 
 
@@ -157,7 +157,7 @@ def export_graph(captured: Captured, arguments: Sequence[Any], known: Collection
         form = _form(module, given, split.free, large)
     except ChangesInPlace as changes:
         places = {split.inputs[i] for i in changes.inputs} | {split.weights.get(name, -1) for name in changes.weights}
-        if -1 in places or places <= set(changed):  # more than arguments
+        if -1 in places or places <= set(changed):  # more changes than those of arguments
             raise Unsupported(str(changes)) from changes
         return export_graph(captured, arguments, places.union(changed))
     return ExportedGraph(split, module, form, form.sizes.sample(given, SAMPLE / max(large, 1)))
@@ -215,7 +215,7 @@ def _fold(model: Any) -> None:
     The exporter's optimizer is not used: it treats numbers that are near as equal, so that 1e-9 is
     0, and drops it from a sum.
     """
-    from onnxscript import optimizer  # takes as long to import as torch.onnx, which does it then
+    from onnxscript import optimizer  # a slow import, which torch.onnx does at that time anyway
 
     optimizer.inline(model)
     optimizer.fold_constants(model)
@@ -348,7 +348,7 @@ def _operators_read_once() -> Iterator[None]:
         return
 
     def known(**options: Any) -> Any:
-        key = ("torchvision" in sys.modules, *options.values())  # which brings operators
+        key = ("torchvision" in sys.modules, *options.values())  # torchvision adds operators
         if key not in _OPERATORS:
             _OPERATORS[key] = read(**options)
         return _OPERATORS[key]

@@ -159,7 +159,7 @@ class ComposedCalls:
         if self._setting(given) != self._made_for:
             return self._otherwise(given)
         whole = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        call = self._plain if whole else self._calls  # a part of the caller's graph
+        call = self._plain if whole else self._calls  # the caller captures these calls as a part of its graph
         with torch.no_grad():
             return call(self._tensors(given))
 
@@ -304,7 +304,7 @@ def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: Launch = drawing(ran, cuda)[0]  # it may tune on random numbers
+        found: Launch = drawing(ran, cuda)[0]  # Inductor may draw random numbers for tuning
     return found
 
 

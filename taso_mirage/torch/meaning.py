@@ -241,7 +241,7 @@ class TorchMeaning(Meaning[Any]):
         at = (slice(None),) * axis
         if step > 0:
             return a[(*at, slice(int(start), int(stop), step))]
-        turned = a[(*at, slice(int(stop) + 1, int(start) + 1))].flip(axis)  # steps are forwards
+        turned = a[(*at, slice(int(stop) + 1, int(start) + 1))].flip(axis)  # PyTorch has positive steps only
         return turned[(*at, slice(None, None, -step))]
 
     def pad(

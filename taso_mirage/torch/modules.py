@@ -33,7 +33,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
             self._graphs.append(CapturedGraph(captured, self._options))
             return self._graphs[-1]
 
-        # not a module of this one, as it has the same weights; its hooks are the module's own
+        # no submodule of this one, as its weights are the same; hooks are those of the original
         self.__dict__["_compiled"] = torch.compile(self.module, backend=backend, dynamic=self._dynamic).forward
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if not self._recurrent and not torch.is_grad_enabled():
-            return self.__dict__["_compiled"](*arguments, **named)  # contexts take microseconds
+            return self.__dict__["_compiled"](*arguments, **named)  # no contexts: they take microseconds
         with torch.no_grad(), self._capture_options():
             return self.__dict__["_compiled"](*arguments, **named)
 

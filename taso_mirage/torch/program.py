@@ -96,7 +96,7 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         self._may_round = rounding_operators(form.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
-        self._reference(given)  # so that a graph that draws random numbers is not optimized
+        self._reference(given)  # it refuses graphs that draw random numbers before the optimizer runs
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
         optimizing = None if known is None else known.options(options)
@@ -124,7 +124,7 @@ class Program:
         """The optimizer's results and calls, on few samples if possible; and whether operands are
         rounded."""
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
+            torch.cuda.empty_cache()  # the runtime allocates its own memory on the GPU
         parts = sessions.parts(self._rounded, few)
         rounds = any(part.tf32 for part in parts)
         try:
@@ -132,7 +132,7 @@ class Program:
         except (InvalidOption, Unsupported):
             if few is given:
                 raise
-            return *sessions.optimize(parts, given), rounds  # it may name samples
+            return *sessions.optimize(parts, given), rounds  # the model may depend on the number of samples
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""

@@ -42,7 +42,7 @@ def split_random(captured: Captured) -> RandomSplit:
         here[node], value = rest.placeholder(f"drawn_{i}"), value_of(node)
         sizes = tuple(value.shape), tuple(value.stride())
         own = torch.empty_strided(*sizes, dtype=value.dtype, device="meta") if _is_dropout(node) else value
-        here[node].meta["example_value"] = own  # in memory that no operand shares
+        here[node].meta["example_value"] = own  # its memory is shared with no operand
     for node in captured.graph.nodes:
         if node not in here:
             here[node] = rest.node_copy(node, here.__getitem__)

@@ -56,7 +56,7 @@ class Sessions:
         self._inputs = [str(each.name) for each in model.graph.inputs]
         self._results = [str(each.name) for each in model.graph.outputs]
         self._cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run is captured in the default one
+        self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run can be captured in the default stream
 
     def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[PrecisionPart]:
         """The model in parts that round the operands of these operators, or as one part that rounds
@@ -71,7 +71,7 @@ class Sessions:
                 one()
                 several()
             return whole if slower(one, several, self._cuda) is None else parts
-        except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
+        except (TasoMirageError, RuntimeError):  # the run of the whole model gives the reason
             return whole
 
     def optimize(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
@@ -89,7 +89,7 @@ class Sessions:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
                 results.append(self._optimize_part(part, path, values, budget))
-                opened.append(self._open(Trusted(str(path)), part.tf32))  # its kernels were made here
+                opened.append(self._open(Trusted(str(path)), part.tf32))  # this process made its kernels
                 if len(opened) < len(parts):
                     found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
                     values |= dict(zip(part.results, found, strict=True))
@@ -103,7 +103,7 @@ class Sessions:
 
     def _optimize_part(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
-        share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
+        share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant model has no nodes
         options = {
             "may_grow": True,
             **self._optimizing,

@@ -108,7 +108,7 @@ class Fallback:
 
     def _race(self, call: GraphCall, other: GraphCall, given: Sequence[Any]) -> float | None:
         """The ratio of a call's time to that of another way, if the call is slower."""
-        with suppress(torch.OutOfMemoryError):  # both ways keep memory
+        with suppress(torch.OutOfMemoryError):  # both ways need memory at the same time
             copies = self._copies(given)
             return slower(lambda: call(*copies), lambda: other(*copies), _cuda(given))
         return None
@@ -132,7 +132,7 @@ class Fallback:
         eager, changed = self._captured.forward, changed_arguments(self._captured, given)
         self._changed = changed or frozenset()
         copies = self._copies(given)
-        # it draws other random numbers than eager
+        # the compiled code would draw other random numbers than eager PyTorch
         self._tried = changed is None or drawing(lambda: eager(*copies), cuda)[1]
         if self._tried or both_short(lambda: call(*copies), lambda: eager(*copies), cuda):
             return
@@ -213,7 +213,7 @@ def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceC
         return None
     try:
         whole = split_module(captured, None, parts.__getitem__, keep_original_order=True)
-    except (AssertionError, KeyError, RuntimeError):  # regions of autocast, or sizes that only numbers tell
+    except (AssertionError, KeyError, RuntimeError):  # regions of autocast, or sizes that depend on elements
         return None
     for name, part in list(whole.named_children()):
         if int(name.rpartition("_")[2]) not in left:
@@ -253,7 +253,7 @@ def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     try:
         with modes[0], Observer(observe), torch.no_grad():
             runner.run(*given)
-    except Exception:  # a call that runs with elements alone
+    except Exception:  # a call that needs elements
         return set()
     return found
 

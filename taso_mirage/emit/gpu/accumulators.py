@@ -35,7 +35,7 @@ class Accumulators:
     def running(self, node: Node) -> Tile:
         """The maximum of this iteration and of earlier ones."""
         x = self.tiles.computed(self.values[node.args[0]])
-        if x.code not in self.maxima:  # of one value with other dims of size 1 there is one maximum
+        if x.code not in self.maxima:  # values that differ in dims of size 1 share a maximum
             name = self._state("m", x, repr(MAXIMUM_START))
             new = self.lines.let(LoopPhase.LOOP, f"{name}_new", tl.maximum(name, x.code))
             self.lines.last.append(let(name, new))
@@ -48,7 +48,7 @@ class Accumulators:
         over, x = node.attr("over"), self.values[node.args[0]]
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
-        by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
+        by_rows = over == "rescaled" and self.values[node.args[1]].present  # else one product more for each element
         late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self.tiles.lane_count(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)

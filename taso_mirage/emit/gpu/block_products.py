@@ -221,7 +221,7 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
     x = xp.masked(x, x.present, 0.0)
     c, group, digits = xp.axes_of.lanes(columns), product.blocks[1], product.digits
     groups, e = xp.axes_of.lanes(blocks) // group, math.prod(digits)
-    inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces after all but a pair of pairs
+    inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces precede only a pair of pairs
     stage = max(numbers.stage, x.stage, scales.stage)
     let = xp.lines.let
     apart = tl.reshape(_half(numbers), [c, groups, group, *digits])

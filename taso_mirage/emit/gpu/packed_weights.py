@@ -66,7 +66,7 @@ def loaded_words(
     buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
     axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
     present = [a for a in axes if a is not None]
-    # as it is loaded: Triton spreads threads over the last axis, and then over the first
+    # the order of the load: Triton distributes threads over the last axis, and then over the first
     order = [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
     at = place(tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, cuts)
     masks = tiles.masks(order, [a for a in present if tiles.axes_of.padded(a)])
@@ -85,7 +85,7 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     each, low, high = 32 // bits, list[Expression](), list[Expression]()
     number = 2**bits - 1
     for i in range(each // 2):
-        raised = i % 2 if bits == 4 else 0  # where it is: so there are half as many shifts
+        raised = i % 2 if bits == 4 else 0  # a number that stays at its place saves a shift
         moved = group(v[words.code] >> bits * (i - raised)) if i - raised else v[words.code]
         mask = hex(number * 0x10001 << bits * raised)
         twice = tiles.lines.let(LoopPhase.INVARIANT, "twice", v[hex(RAISED if raised else TWICE)] | group(UNKNOWN))

@@ -312,7 +312,7 @@ class ShiftedBlock(FusedFunction):
         yield let("kept", every([every(kept)[None, :], *column]))
         yield let("place", (v.plane * high.result + v.top_y) * self.row.result + v.pixel_y)
         beside = tl.max_contiguous(v.place, self._beside())
-        if self.row.phases > 1:  # threads lie along them, but no store may take several
+        if self.row.phases > 1:  # threads are along positions, but no store may have several
             beside = tl.multiple_of(beside, 1)
         yield let("place", v.column[:, None] * self._channel + beside[None, :])
 

@@ -48,8 +48,8 @@ class Tile:
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """The function, operand and axes of a fold that is not written yet: an accumulator may delay it
     until after the loop."""
-    together: tuple[int, int] | None = None  # an axis, and how many neighbours of it a thread has at least
-    innermost: int | None = None  # of a loaded tile: along it, elements lie side by side in memory
+    together: tuple[int, int] | None = None  # an axis of a loaded tile, and its least neighbours in a thread
+    innermost: int | None = None  # the axis of a loaded tile that is contiguous in memory
 
     @property
     def present(self) -> list[int]:
@@ -248,8 +248,8 @@ class Tiles(Meaning[Tile]):
             apart = [*lanes[:-1], lanes[-1] // together, together]
             code = tl.sum(tl.reshape(code, apart), len(left))
         elif function is ADD and is_float(inner.stored) and self.lines.is_product(inner.code):
-            # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
-            # their sums differ, and both may write.
+            # If a product were contracted with the sum, it would be rounded in every lane but its own.
+            # The sums of lanes would differ, and several lanes may write the result.
             code = code + 0.0
         for axis in sorted(over, key=left.index, reverse=True):
             code = v[known.triton](code, left.index(axis))

@@ -158,7 +158,7 @@ class KernelChoices:
             except (ValueError, LookupError, TypeError, TasoMirageError):
                 if all(choice[1] for choice in choices if choice is not None):
                     raise
-        return None  # from damaged files, where nothing is searched
+        return None  # the files are damaged, and nothing is searched
 
     def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
         """The fastest muGraph of one lane, and whether it was searched now. It is read from the

@@ -46,7 +46,7 @@ def variants(
     kernel is written by hand (`prepared`) only the operators that compute are named."""
     shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
     first = RegionVariant(kind, sites, tuple(op for op in shown if not (prepared and selects(op))))
-    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # all that is asked of inputs
+    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # only weights matter
     found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _is_proved(kind.goal, goal):

@@ -110,7 +110,7 @@ class ModelTrials:
             return None
         gained = self.gained if last else 1.0
         if not (pays(timing, trial) and timing.ratio >= gained):
-            return None  # and no session: a large model is not to be there more often than it must
+            return None  # the session ends here, so that a large model is not in memory longer than necessary
         self._last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kernel in trial for x in kernel.turned}
         places = tuple((kernel.operators, len(kernel.sites)) for kernel in trial)

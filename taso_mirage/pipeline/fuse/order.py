@@ -101,7 +101,7 @@ class KernelOrder:
 
     def _step(self) -> ScheduledWork | None:
         """The next work; if there is no time for both a kernel and a trial, the trial."""
-        least = LONGEST if self.once and self.made else LEAST  # another one is not worth those that are there
+        least = LONGEST if self.once and self.made else LEAST  # made kernels must not be lost for another
         late = self.left() < self.trial() + least
         if late:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
@@ -114,7 +114,7 @@ class KernelOrder:
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
-            self._try(self.made, gain=0.0 if self.once else None)  # it gains as much later
+            self._try(self.made, gain=0.0 if self.once else None)  # a trial gains as much later
         return _saved(found)
 
     def _try(self, kinds: Sequence[RegionKernel], least: float = 0.0, gain: float | None = None) -> None:

@@ -77,7 +77,7 @@ def slower_elsewhere(
         try:
             times = region_seconds(resized(site, other), site, kernel, opsets, target, prepares)
         except TasoMirageError:
-            continue  # a region that has no such sizes
+            continue  # the region has no such sizes
         if times is not None and times[1] > SLOWER * times[0]:
             return True
     return False

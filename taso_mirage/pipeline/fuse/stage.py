@@ -69,7 +69,7 @@ def fused(
     processes for searches, if any.
     """
     check_mode(mode, config.measure)
-    if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
+    if mode == OFF or not result.cases:  # without cases nothing can be checked; a note says so already
         return result
     try:
         backend = backend or here(result.target.name)
@@ -199,7 +199,7 @@ class _Stage:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
         timing = self.trials.timing or self._compare(model)
-        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
+        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind alone was already faster
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if self.config.elsewhere:
             as_fast, said = self._elsewhere(model)
