@@ -9,7 +9,7 @@
 Exit code 1: a text differs, is new, or is missing. Many tests that run generated programs run on
 one of several days; after a change of the texts the following command runs all of their cases:
 
-    python -m pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions
+    pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions
 """
 
 from __future__ import annotations

@@ -248,8 +248,8 @@ class Tiles(Meaning[Tile]):
             apart = [*lanes[:-1], lanes[-1] // together, together]
             code = tl.sum(tl.reshape(code, apart), len(left))
         elif function is ADD and is_float(inner.stored) and self.lines.is_product(inner.code):
-            # If a product were contracted with the sum, it would be rounded in every lane but its own.
-            # The sums of lanes would differ, and several lanes may write the result.
+            # A product that is contracted with the sum is rounded in all lanes but its own. The
+            # sums of lanes would differ, and several lanes may write the result.
             code = code + 0.0
         for axis in sorted(over, key=left.index, reverse=True):
             code = v[known.triton](code, left.index(axis))
