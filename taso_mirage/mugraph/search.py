@@ -69,9 +69,9 @@ class SearchOptions:
     """Restrictions of the search space; None leaves a choice to the search.
 
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
-    three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
-    `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the for-loop may
-    cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    three counts); `franges`: the for-loop ranges; `imaps`: the possible rows of `imap`, `omaps`:
+    those of `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the
+    for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
     `max_kernels`: two if left out, and three where no product is computed and those of two take far
     longer than to read and write once.
     """

@@ -20,7 +20,7 @@ BufferSizes = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """constant + the sum of coefficient * variable."""
+    """An affine index: constant + the sum of coefficient * variable."""
 
     constant: Dim = 0
     terms: tuple[tuple[str, Dim], ...] = ()
@@ -107,13 +107,13 @@ class LoopConstant(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class LoopIota(LoopValue):
-    """0, 1, ..., n-1."""
+    """The numbers 0, 1, ..., n-1."""
 
 
 @dataclass(eq=False, slots=True)
 class Map(LoopValue):
-    """`fn` of the elements at the same index; operands have the shape of the result, or are
-    numbers."""
+    """The function `fn` of the elements at the same index; operands have the shape of the result,
+    or are numbers."""
 
     fn: Function
 
@@ -142,7 +142,7 @@ class LoopView(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Flat(LoopValue):
-    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in
+    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to be in
     memory."""
 
 
@@ -167,7 +167,7 @@ class Reduce(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Contract(LoopValue):
-    """einsum of two operands; `letters` are those of both and of the result."""
+    """The einsum of two operands; `letters` are those of both and of the result."""
 
     letters: tuple[str, str, str]
 
@@ -181,7 +181,7 @@ def contiguous(shape: Sequence[Dim]) -> BufferSizes:
 
 
 def own_axes(shape: BufferSizes) -> tuple[Axis, ...]:
-    """The axes of a view in which each index is that of the operand."""
+    """The axes of a view whose index is the operand's."""
     return tuple([(0, ((i, 1),)) for i in range(len(shape))])
 
 
@@ -191,7 +191,7 @@ def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
 
 
 def view_of(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
-    """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
+    """A view of `a`; if `a` is a view, a view of its base. Axes of size 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     made = LoopView(a.dtype, shape, tuple(axes), args=(a,))
     if not isinstance(a, LoopView):

@@ -213,7 +213,7 @@ def phase_statements(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[li
             made += [*_identities(item, schedule), nest_scope(schedule, item, dropped)]
             used |= own - dropped
     for value in [x for x, b in schedule.room.buffers.items() if b.name in dropped]:
-        del schedule.room.buffers[value]  # it was in a register, and is there no longer
+        del schedule.room.buffers[value]  # its register is not available any more
     return made, used
 
 
