@@ -153,6 +153,7 @@ class Choosing:
         differ by less than measurements vary, if other processes use the cores, or if there is no
         time for two trials, because measured costs may then be wrong.
         """
+        candidates = self._with_known_gains(candidates)
         steady = self._left() >= 2 * self._trial() and not self._observed().busy
         least = min(candidate.cost for candidate in candidates)
         bar = SAME_COST * least if steady else math.inf
@@ -160,6 +161,13 @@ class Choosing:
         ranks = [sum(other.target == each.target for other in order[:i]) for i, each in enumerate(order)]
         found = [[each for each, rank in zip(order, ranks, strict=True) if rank == trial] for trial in range(LIKELY)]
         return [each for each in found if each]
+
+    def _with_known_gains(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
+        """The candidates without the options that are not predicted to gain, where others are."""
+        plain = self.problem.target
+        usual = min((each.cost for each in candidates if each.target == plain), default=0.0)
+        gaining = {each.target for each in candidates if each.target != plain and each.cost < usual}
+        return [each for each in candidates if each.target in {plain, *gaining}] if gaining else candidates
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The candidate that was measured to be the fastest, or is predicted to be if the runs do
