@@ -421,6 +421,7 @@ def test_after_an_interrupt_no_change_is_measured_alone(mini: Result, monkeypatc
 
     heard: list[object] = []
     monkeypatch.setattr(explanations, "measured_seconds", asked)
+    monkeypatch.setattr(stages, "profile", lambda *_: None)
     config = Config(budget=5, seconds=0.1, explain=True)
     with measuring(config) as (cache, executor):
         for pressed in (False, True):

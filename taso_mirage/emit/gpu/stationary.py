@@ -215,7 +215,7 @@ class StationaryBlock:
         return let(f"{name}_tile", tl.load(v[name] + v.column, *self._inside()))
 
     def kept(self) -> Expression:
-        """Which results of a tile are whole and in the image."""
+        """The condition for a result of a tile to be whole and in the image."""
         sizes, found = self.sizes, [v.place % WARP < self.sizes.kept, v.top < self.sizes.high.positions]
         found += within(v.pixel, sizes.row.positions)
         for axis, at in ((sizes.high, v.top_y), (sizes.row, v.pixel_y), (sizes.deep, v.plane_y)):
@@ -231,7 +231,7 @@ class StationaryBlock:
         """The results of all phases, each beside that of the next one."""
         count = self.sizes.row.phases
         pairs = [v[f"phase_{i}"] for i in range(count)]
-        while len(pairs) > 1:  # the last dim that is joined is that of neighbours
+        while len(pairs) > 1:  # the dim that is joined last has the neighbours
             half = len(pairs) // 2
             pairs = [tl.join(a, b) for a, b in zip(pairs[:half], pairs[half:], strict=True)]
         dims = range(2, 2 + count.bit_length() - 1)
