@@ -372,6 +372,10 @@ class PythonPrinter:
     def expression(self, x: Expression) -> str:
         """The text of an expression."""
         shown = [self.expression(a) for a in x.args]
+
+        def part(i: int, least: int) -> str:
+            return shown[i] if _rank(x.args[i]) >= least else f"({shown[i]})"
+
         match x.op:
             case "name":
                 return x.text.replace("tl.", self.prefix)
@@ -384,31 +388,30 @@ class PythonPrinter:
             case "group":
                 return f"({shown[0]})"
             case "choice":
-                return " ".join((self._operand(x.args[0], 0), "if", self._operand(x.args[1], 0), "else", shown[2]))
+                return f"{part(0, 0)} if {part(1, 0)} else {shown[2]}"
             case "negative":
-                return f"-{self._operand(x.args[0], UNARY)}"
+                return f"-{part(0, UNARY)}"
             case "member":
-                return f"{self._operand(x.args[0], POSTFIX)}.{x.text}"
+                return f"{part(0, POSTFIX)}.{x.text}"
             case "item":
-                return f"{self._operand(x.args[0], POSTFIX)}[{', '.join(shown[1:])}]"
+                return f"{part(0, POSTFIX)}[{', '.join(shown[1:])}]"
             case "call":
                 plain = len(shown) - len(x.named)
                 given = (*shown[1:plain], *(f"{n}={a}" for n, a in zip(x.named, shown[plain:], strict=True)))
-                return f"{self._operand(x.args[0], POSTFIX)}({_listed(given)})"
+                return f"{part(0, POSTFIX)}({_listed(given)})"
             case operator:
                 rank = RANKS[operator]
-                left = self._operand(x.args[0], rank + (rank == COMPARED))
-                return f"{left} {operator} {self._operand(x.args[1], rank + 1)}"
+                return f"{part(0, rank + (rank == COMPARED))} {operator} {part(1, rank + 1)}"
 
     def _bare(self, x: Expression) -> str:
         """The text of a value, or of several."""
         values = x.args if x == Expression("several", x.args) else (x,)
         return ", ".join(map(self.expression, values))
 
-    def _operand(self, x: Expression, least: int) -> str:
-        """The text of a part that binds at least as strongly as this."""
-        rank = {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
-        return self.expression(x) if rank >= least else f"({self.expression(x)})"
+
+def _rank(x: Expression) -> int:
+    """How strongly the outer operator of an expression binds."""
+    return {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
 
 
 def _listed(arguments: Iterable[str]) -> str:
