@@ -12,8 +12,8 @@ from taso_mirage.operators.traits import Margin
 
 @op(onnx="Pad", since=2, domains={"pads": "margins"})
 def pad(xp, x, *, pads: Dims, value: float = 0.0, mode: str = "constant"):
-    """(n,...) -> (n + pads[0] + pads[rank], ...): first what comes before each axis, then what
-    comes after each
+    """(n,...) -> (n + pads[0] + pads[rank], ...): first the pads before each axis, then those after
+    each
 
     `value` counts in the mode "constant" only; "reflect" does not repeat the border, "edge" repeats
     only it, "wrap" goes round. A negative pad crops.

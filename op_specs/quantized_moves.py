@@ -118,8 +118,8 @@ quantize.laws(f"""
         b: {{axis: 1, block_size: 0, saturate: 1, dtype: 'int16'}}, c: {{axis: 1, block_size: 0, dtype: 'float32'}}
 """)
 
-# what is clipped beyond the range of the integers is saturated anyway: more than half a step in it
-# rounds to its end, also where the quotient is rounded
+# a clip beyond the range of the integers is a saturation anyway: more than half a step in it rounds
+# to its end, also where the quotient is rounded
 _LOW = "value(l) <= (lowest(z) - value(z) + 0.49) * value(s)"
 _HIGH = "value(h) >= (highest(z) - value(z) - 0.49) * value(s)"
 _CLIP = "quantize(clip(x, l, h), s, z, **b) == quantize({}, s, z, **b)  where {} and {}"

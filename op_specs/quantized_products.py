@@ -32,8 +32,8 @@ def matmul_integer(xp, a, b, a_zero=None, b_zero=None):
 
 @op(onnx="ConvInteger", since=10, windowed=True, kernel=1, quantized=True)
 def conv_integer(xp, x, w, x_zero=None, w_zero=None, *, strides: Ints, pads: Ints, dilations: Ints, group: int = 1):
-    """(n,g*c,h,w), (g*o,c,i,j) -> the convolution of x - x_zero and w - w_zero in int32; what is
-    padded is x_zero"""
+    """(n,g*c,h,w), (g*o,c,i,j) -> the convolution of x - x_zero and w - w_zero in int32; pads are
+    x_zero"""
     check_bytes(xp, x, w, zeros=((x, x_zero), (w, w_zero)))
     left = None if x_zero is None else one(xp, x_zero)
     right = None if w_zero is None else of_one(xp, w_zero, (xp.shape(w)[0], *(1,) * (xp.rank(w) - 1)))

@@ -126,8 +126,8 @@ upsample.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))
 for _f in ((1, 1, 4, 5), (1, 1, 5, 1)):  # uses on single pixels, for the laws below
     resize.example("float32[2,3,1,1]", factors=_f)
 
-# What is one number for each channel is spread over its image before a product, and is brought
-# there by an operator that takes the layout of what it is multiplied with (squeeze and excite).
+# A tensor of one number for each channel is spread over its image before a product by an operator
+# in the layout of the other factor (squeeze and excite).
 _SPREAD = "where rank(x) == 4 and rank(s) == 4 and shape(s) == shape(x)[:2] + (1, 1) and shape(x)[2:] != (1, 1)"
 resize.laws(
     f"""

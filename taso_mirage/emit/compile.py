@@ -102,7 +102,7 @@ def compiled(
     Buffers must be aligned to 16 bytes, as every allocator aligns them. Raises RuntimeUnavailable
     without Triton.
     """
-    with TemporaryDirectory() as folder:  # Triton reads the source from the file again
+    with TemporaryDirectory() as folder:  # Triton reads the source again from its file
         module = load_source(program.source, Path(folder))
         chosen = schedules or tuple(each.schedule for each in program.launches)
         return [
@@ -132,8 +132,8 @@ def _compiled(
         (i,): [["tt.divisibility", 16]] for i in range(len(launch.maps), len(launch.buffers))
     }
     named = [i for i, name in enumerate(names) if isinstance(constants.get(name), str)]
-    # A launch takes the text of a constant as a fact about its alignment, which is in the key
-    # of Triton's cache.
+    # A launch treats the text of a constant as a statement about its alignment, which is in the
+    # key of Triton's cache.
     aligned |= {(i,): [] for i in named}
     source = (_gluon_source() if schedule.specialized else ASTSource)(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
@@ -142,7 +142,7 @@ def _compiled(
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
     plain = len(launch.buffers) - len(launch.maps)
-    hidden = made.asm["ptx"].count(".param .u64") - plain - 2 * len(launch.maps)  # a map has two strides behind it
+    hidden = made.asm["ptx"].count(".param .u64") - plain - 2 * len(launch.maps)  # two strides follow a map
     return CompiledKernel(
         metadata.name,
         made.asm["cubin"],

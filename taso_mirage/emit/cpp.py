@@ -3,7 +3,7 @@ that runs the grids in order.
 
     extern "C" void NAME(const void** inputs, void** outputs, void* scratch,
                          void (*parallel_for)(void (*)(void*, size_t), size_t, void*, void*), void* pool);
-    extern "C" size_t NAME_scratch();   // bytes that `scratch` must have, aligned to 64
+    extern "C" size_t NAME_scratch();   // the bytes of `scratch`, which is aligned to 64
 
 Named sizes that only a run knows (n0, ...) follow the inputs and the prepared arrays, at
 `inputs[count of inputs + 1]`, a `const size_t*`; NAME_scratch takes them, too.

@@ -41,7 +41,7 @@ def estimated(
     """
     schedule, traffic = launch.schedule, launch.traffic
     blocks, loop = (evaluate(n, sizes) for n in (dim_product(launch.grid), launch.loop))
-    more = blocks * loop / (launch.blocks * usual_size(launch.loop))  # than the traffic is of
+    more = blocks * loop / (launch.blocks * usual_size(launch.loop))  # relative to the counts behind `traffic`
     needed = (
         traffic.in_flight * schedule.stages if launch.loop != 1 else 0
     )  # values that a loop does not load stay in registers

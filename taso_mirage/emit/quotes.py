@@ -1,9 +1,9 @@
-"""Programs that are quoted: the text of functions, read as statements.
+"""Quoted programs: texts of functions that are read as statements.
 
-A function that is much the same for all sizes is best read as what it becomes. What stands in
-braces in its text is computed when it is read: an expression, or on a line of its own statements,
-or as a condition whether statements are there. `{*names}` are several arguments; so is a parameter
-with a star, or a target. Comments, parentheses, and the ends of lines within a call are kept.
+A function that is nearly the same for all sizes is easiest to read as its generated text. Parts in
+braces are computed when the text is read: an expression; statements, on a line of their own; or, as
+a condition, whether statements are included. `{*names}` are several arguments; so are a parameter
+or a target with a star. Comments, parentheses, and the ends of lines within a call are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from taso_mirage.emit.statements import (
 )
 
 LANGUAGES = ("tl", "gl")
-"""How a quoted text names the language itself."""
+"""The name of the language itself in a quoted text."""
 OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.And: "and"},
     **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="},
@@ -47,7 +47,7 @@ COMPUTED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def quoted(text: str, **known: Any) -> list[ProgramFunction]:
-    """The functions of a text, whose braces have these names."""
+    """The functions of a text, with these values for its braces."""
     quote = _Quote(text.splitlines(), known)
     return [quote.function(node) for node in _parsed(text) if isinstance(node, ast.FunctionDef)]
 
@@ -164,7 +164,7 @@ class _Quote:
                 return Expression("list" if isinstance(node, ast.List) else "several", tuple(self._values(elements)))
             case ast.Call():
                 return self._call(node)
-        line = self.lines[node.lineno - 1].encode()  # as columns are counted
+        line = self.lines[node.lineno - 1].encode()  # columns count bytes
         return expression(line[node.col_offset : node.end_col_offset].decode())
 
     def _call(self, node: ast.Call) -> Expression:

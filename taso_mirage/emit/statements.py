@@ -1,5 +1,5 @@
-"""Programs as values: the expressions and the statements of generated code, and how Triton and
-Gluon write them.
+"""Programs as values: the expressions and the statements of generated code, and their text in
+Triton and Gluon.
 
 An expression is built with Python's operators from names and numbers, so a line of a form reads
 like the line that it becomes: `let("at", v.pixel % wide * 2 + v.left)`. A printer sets the
@@ -16,17 +16,19 @@ from typing import TypeAlias
 
 _WORD = re.compile(r"\w+")
 CONDITIONAL, COMPARED, UNARY, POSTFIX = -1, 1, 8, 9
-"""How strongly a choice, a comparison and a negative bind, and calls, elements and names."""
+"""The binding strength of a choice, a comparison and a negative, and of calls, elements and
+names."""
 RANKS = {
     "and": 0,
     **dict.fromkeys(("!=", "==", "<", "<=", ">", ">="), COMPARED),
     **{"|": 2, "^": 3, "&": 4, "<<": 5, ">>": 5, "+": 6, "-": 6},
     **dict.fromkeys(("*", "/", "//", "%"), 7),
 }
-"""How strongly operators bind."""
+"""The binding strength of operators."""
 
 ExpressionLike: TypeAlias = object
-"""An expression, or what `expression` makes one of: a number, the size of a dim, text, a list."""
+"""An expression, or a value that `expression` converts to one: a number, the size of a dim, text, a
+list."""
 
 
 def _operators(*names: str) -> list[Callable[[Expression, ExpressionLike], Expression]]:
@@ -117,7 +119,7 @@ class Language(Vocabulary):
     def load(
         self, pointer: ExpressionLike, *masks: ExpressionLike, other: ExpressionLike = 0.0, **more: ExpressionLike
     ) -> Expression:
-        """Elements of memory; `other` where one of the masks does not hold."""
+        """The elements of memory; `other` where a mask does not hold."""
         return self["load"](pointer, **({"mask": every(masks), "other": other} if masks else {}), **more)
 
     def store(self, pointer: ExpressionLike, value: ExpressionLike, *masks: ExpressionLike) -> Expression:
@@ -139,7 +141,7 @@ def expression(value: ExpressionLike) -> Expression:
 
 
 def group(value: ExpressionLike) -> Expression:
-    """A value in parentheses, also where none are needed."""
+    """A value in parentheses, even if none are needed."""
     return Expression("group", (expression(value),))
 
 
@@ -154,17 +156,17 @@ def on_new_line(value: ExpressionLike) -> Expression:
 
 
 def sum_of(terms: Iterable[ExpressionLike]) -> Expression:
-    """The sum of one term at least."""
+    """The sum of at least one term."""
     return reduce(lambda a, b: a + b, map(expression, terms))
 
 
 def every(conditions: Iterable[ExpressionLike]) -> Expression:
-    """Whether all of one condition at least hold."""
+    """Whether all of at least one condition hold."""
     return reduce(lambda a, b: a & b, map(expression, conditions))
 
 
 def within(value: Expression, size: ExpressionLike) -> list[Expression]:
-    """The conditions of a place in so many."""
+    """The conditions for a place among so many."""
     return [value >= 0, value < size]
 
 
@@ -173,8 +175,8 @@ def within(value: Expression, size: ExpressionLike) -> list[Expression]:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """`name` is a value from now on; with `type` it is declared so. `op` is "+=", say, where it is
-    the value added to the one before. `why` is a comment behind it, as of all statements."""
+    """The statement that gives `name` a value, with `type` as a declaration. `op` is for example
+    "+=", which adds the value to the old one. `why` is a comment after it, as of all statements."""
 
     name: str
     value: Expression
@@ -195,7 +197,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """Statements where a condition holds, and others where it does not."""
+    """Statements for a condition that holds, and others if it does not."""
 
     condition: Expression
     body: tuple[Statement, ...]
@@ -213,8 +215,8 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Statements whose names end with them; with `line`, statements on one line. C++ alone has
-    them, and functions within statements."""
+    """Statements with names of their own; with `line`, statements on one line. Only C++ has them,
+    and functions within statements."""
 
     body: tuple[Statement, ...]
     line: bool = False
@@ -223,8 +225,8 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Groups of warps with a function each (warp specialization): what they compute; behind the
-    first one, how many warps each has, and how many registers a thread of it."""
+    """Groups of warps with a function each (warp specialization): their functions; and for all but
+    the first, the number of warps and of the registers of a thread."""
 
     groups: tuple[Expression, ...]
     warps: tuple[int, ...]
@@ -233,7 +235,7 @@ class Roles:
 
 
 Statement: TypeAlias = "Let | Expression | For | If | Return | Scope | Roles | ProgramFunction"
-"""A call stands alone for its effect: a store, a barrier, a copy."""
+"""A call for its effect: a store, a barrier, a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class ProgramFunction:
     """A function of a generated module. `decoration`: the arguments of its decorator in Python; in
-    C++ the type of its result, with what stands before it."""
+    C++ the type of its result, with the words before it."""
 
     name: str
     parameters: Sequence[str | Parameter]
@@ -309,13 +311,13 @@ def mentioned(x: Expression | Statement) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonPrinter:
-    """How a language within Python writes programs. `prefix`: that of its own names."""
+    """The text of programs in a language within Python. `prefix`: that of its own names."""
 
     decorator: str
     prefix: str
 
     def function(self, made: ProgramFunction) -> str:
-        """A function with a newline behind its last line."""
+        """A function with a newline after its last line."""
         given = _listed(map(self._parameter, made.parameters))
         doc = [f'    """{made.why}"""'] if made.why else []
         lines = self._inner(made.body)

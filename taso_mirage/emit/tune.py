@@ -130,7 +130,7 @@ def _tuned(
     finalists += _simplest(finalists, different.values())
     count = max((len(trial.program.launches) for trial in finalists), default=0)
     orders = [(i, tries) for i in range(count) for tries in (precisions, schedules, earlier)]
-    again = [(i, earlier) for i in range(count)]  # when a kernel should let the next one in depends on that one
+    again = [(i, earlier) for i in range(count)]  # the best start of the next kernel depends on the next kernel
     for i, tries in orders + again if count > 1 else orders:
         if late():
             break
@@ -224,7 +224,7 @@ class _Bench:
         other, until one was measured and it is late. The first program of the simplest form is
         always measured, so that none of a newer form is preferred to it unmeasured."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
-        cache = self.cache if self.check is None else None  # which does not tell whether results were right
+        cache = self.cache if self.check is None else None  # the cache does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
         found = [math.inf if seconds is None else seconds for seconds in known]
         which = [i for i, seconds in enumerate(known) if seconds is None]

@@ -1,5 +1,5 @@
-"""Check cases of the original's run at full size: what an optimized side is compared with beside
-its float64 evaluation on few rows."""
+"""Check cases of the original's run at full size, with which an optimized side is compared, in
+addition to the float64 evaluation on few rows."""
 
 from __future__ import annotations
 

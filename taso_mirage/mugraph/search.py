@@ -28,10 +28,11 @@ from taso_mirage.mugraph.field_check import sizes_apart
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.goal import refuse
+from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
-from taso_mirage.mugraph.structures import KernelBody, Limits, Plan, plans
+from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tiled_plans import TiledPlan, varied, with_forms
 from taso_mirage.mugraph.tilings import LONG, NEAR, Tiled, fastest, rank
@@ -68,9 +69,9 @@ class SearchOptions:
     """Restrictions of the search space; None leaves a choice to the search.
 
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
-    three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
-    `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the for-loop may
-    cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    three counts); `franges`: the for-loop ranges; `imaps`: the possible rows of `imap`, `omaps`:
+    those of `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the
+    for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
     `max_kernels`: two if left out, and three where no product is computed and those of two take far
     longer than to read and write once.
     """

@@ -36,7 +36,7 @@ FALLBACK = "fallback"
 PROGRAMS = 16
 """Programs of one graph, at most."""
 COMPILING = compile_lock
-"""Whoever compiles a graph has it, or captures one: PyTorch has one state for captures and exports,
+"""The lock of whoever compiles or captures a graph: PyTorch has one state for captures and exports,
 and the optimizer has one process of the runtime, and one deadline."""
 TRAINING = (
     "taso_mirage is for inference, and the result of this call requires gradients: call the model under "
@@ -98,7 +98,7 @@ class CapturedGraph:
                         self._stay(refused, given)
                 if state is not None:
                     restore_random_state(state)  # eager PyTorch draws the same numbers again
-            gc.collect()  # a program that was let go has memory, and is in cycles
+            gc.collect()  # a dropped program has memory, and is in reference cycles
         return self._plain(*arguments)
 
     @property
@@ -109,7 +109,7 @@ class CapturedGraph:
 
     @property
     def ways(self) -> list[Way]:
-        """How it runs, and each of its pieces; a piece that only reads its arguments is not
+        """How the graph runs, and each of its pieces; a piece that only reads its arguments is not
         named."""
         return [*([] if self._way is None else [self._way]), *(way for piece in self._pieces for way in piece.ways)]
 
@@ -125,7 +125,7 @@ class CapturedGraph:
         if found is not None:
             return found
         with COMPILING:
-            found = self._find(arguments)  # another thread may have made it
+            found = self._find(arguments)  # another thread may have compiled it
             if found is not None:
                 return found
             if self._stays:
@@ -155,15 +155,15 @@ class CapturedGraph:
         return next(fitting, None)
 
     def _let_go(self) -> None:
-        """Drop the programs for weights that have changed since."""
+        """Drop the programs whose weights have changed since they were compiled."""
         left = [program for program in self._programs if not program.stale()]
         if len(left) < len(self._programs):
             self._programs = left
-            gc.collect()  # it has memory of the GPU, and is in cycles
+            gc.collect()  # dropped programs have memory of the GPU, and are in reference cycles
 
     def _stay(self, refused: Unsupported, given: Sequence[Any]) -> None:
-        """Run by PyTorch from now on, all of it or in part; after an interrupt the next call tries
-        again."""
+        """Let PyTorch run the graph from now on, all of it or in part; after an interrupt the next
+        call tries again."""
         self._programs, self._pieces, self._plain = [], [], self._captured.forward
         count = staying = operations(self._captured)
         call = self._drawn.rest.forward
@@ -191,7 +191,7 @@ class CapturedGraph:
         warnings.warn(f"taso_mirage: {what} {runs} {where}: {why}", stacklevel=2)
 
     def _with_draws(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that takes the arguments of the graph, made of one that takes random numbers,
+        """A call that takes the arguments of the graph, made of a call that takes random numbers,
         too."""
         drawn = self._drawn
         return call if drawn.draws is None else lambda *arguments: call(*drawn.arguments(arguments))
@@ -201,8 +201,8 @@ class CapturedGraph:
         return call if self._drawn.draws is None else lambda *given: call(*given[:count])
 
     def _piece(self, part: Captured) -> CapturedGraph:
-        """With its share of the budget; measured beside eager PyTorch alone where all pieces
-        together are, beside Inductor."""
+        """The program for a piece, with its share of the budget. It is measured beside eager
+        PyTorch alone; all pieces together are measured beside Inductor."""
         budget = self._options.get("budget", Options().budget) * operations(part) / operations(self._captured)
         options = {**self._options, "budget": budget}
         options |= {} if self._fallback.code is None else {FALLBACK: EAGER}

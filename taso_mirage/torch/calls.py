@@ -29,7 +29,8 @@ NAMED = {f"tensor({str(dtype).removeprefix('torch.')})": dtype for dtype in DTYP
 NOWHERE = 256
 """The address of a result without elements: a binding takes no 0."""
 ALIGNED = 16
-"""Bytes that kernels on a GPU read at once; they end the process where memory begins between."""
+"""Bytes that kernels on a GPU read at once; they end the process if memory is not aligned to
+that."""
 DimPlace = tuple[int, int]
 """An input and one of its dims, by their numbers."""
 
@@ -39,8 +40,7 @@ class Calls(Protocol):
 
     @property
     def owning(self) -> bool:
-        """Whether results are in memory that PyTorch gave, so that none shares it with
-        anything."""
+        """Whether results are in memory that PyTorch allocated, so that no two share memory."""
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         """The results on these tensors and integers, in the session's order; raises ONNX Runtime's
@@ -72,8 +72,8 @@ def _array(each: Any) -> Any:
 
 
 class BoundCalls:
-    """Calls of sessions, one after the other, on the memory that tensors have: each reads inputs,
-    and the results of those before it, by name, and nothing is copied between them.
+    """Calls of sessions, one after the other, on the memory of tensors: each session reads inputs,
+    and the results of the sessions before it, by name, and nothing is copied between them.
 
     `owning`: see `Calls`. On CUDA runs are in the order of `stream`, a `torch.cuda.Stream`. Where
     every session runs `alone` on the GPU, nobody waits for the end of a run, and runs are captured
@@ -111,7 +111,7 @@ class BoundCalls:
         return [values[name] for name in self._results]
 
     def _capture(self, held: Sequence[Any]) -> CapturedRun:
-        """A run that is captured, for inputs like these."""
+        """A captured run for inputs like these."""
         given = [torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in held]
         for own, each in zip(given, held, strict=True):
             own.copy_(each)
@@ -150,10 +150,10 @@ class OpenSession:
 
 
 class _BoundSession:
-    """Runs of one session, with bindings that stay while the same memory comes again.
+    """Runs of one session, with bindings that are used again for the same memory.
 
-    `allocates`: results are in memory that PyTorch gave. `whole`: so are the operands and results
-    of the runs, and the sizes of the results are known before.
+    `allocates`: results are in memory that PyTorch allocated. `whole`: so are the operands and
+    results of the runs, and the sizes of the results are known before a run.
     """
 
     def __init__(self, opened: OpenSession, device: Any, stream: Any, allocates: bool) -> None:
@@ -171,7 +171,7 @@ class _BoundSession:
         held = [self._there(values[name], place) for name, place in zip(self._names, self._places, strict=True)]
         try:
             binding = self._bindings.pop()
-        except IndexError:  # all are in use by other threads
+        except IndexError:  # other threads use all bindings
             binding = _Binding(self._session.io_binding())
         found = self._bind(binding, held)
         self._session.run_with_iobinding(binding.io, self._options[waits])
@@ -179,15 +179,14 @@ class _BoundSession:
         self._bindings.append(binding)
 
     def capture(self, values: dict[str, Any], number: int) -> Callable[[], None]:
-        """A run that is captured, as the graph of this number, on these values; its results are
-        added to them."""
+        """A captured run, as the graph of this number, on these values; its results are added to
+        them."""
         binding = _Binding(self._session.io_binding())
         values |= self._bind(binding, [values[name] for name in self._names])
         return partial(self._session.run_with_iobinding, binding.io, graph_run(str(number), waits=False))
 
     def _bind(self, binding: _Binding, held: Sequence[Any]) -> dict[str, Any]:
-        """The results, as tensors that will be written; none where only the run tells their
-        sizes."""
+        """The results, as tensors that the run writes; none if only the run tells their sizes."""
         for name, operand in zip(self._names, held, strict=True):
             binding.read(name, operand)
         if self._sized:
@@ -197,15 +196,15 @@ class _BoundSession:
         return {}
 
     def _fetch(self, binding: _Binding) -> dict[str, Any]:
-        """The results of a run whose memory the runtime gave."""
+        """The results of a run, in memory that the runtime allocated."""
         values = zip(binding.io.get_outputs(), self._results, strict=True)
         found = {result.name: _tensor(value, result.dtype) for value, result in values}
-        binding.io.clear_binding_outputs()  # it would keep them
+        binding.io.clear_binding_outputs()  # the binding would keep them alive
         return {name: self._copy(each) for name, each in found.items()} if self._allocates else found
 
     def _copy(self, tensor: Any) -> Any:
-        """In memory of PyTorch: the runtime gives its own to the next run, without regard to the
-        streams that still read it."""
+        """The results in memory of PyTorch: the runtime gives its own memory to the next run,
+        without regard to the streams that still read it."""
         made = torch.empty_like(tensor)
         with self._in_its_order():
             made.copy_(tensor)
@@ -215,7 +214,7 @@ class _BoundSession:
         """A tensor as the session reads it."""
         if tensor.device == place and tensor.is_contiguous() and not tensor.is_neg() and _is_aligned(tensor):
             return tensor
-        with self._in_its_order():  # so that its memory goes to work after the run
+        with self._in_its_order():  # the memory is used again only after the run
             moved = tensor.to(place).contiguous().resolve_neg()
             return moved if _is_aligned(moved) else moved.clone()
 
@@ -228,9 +227,9 @@ def _is_aligned(tensor: Any) -> bool:
 
 
 def _places(session: Any, device: Any) -> list[Any]:
-    """Where a session reads each input.
+    """The memory in which a session reads each input.
 
-    A value that lies elsewhere is copied when it is bound, and not again where the binding stays.
+    A value in other memory is copied when it is bound, and not again while the binding is used.
     """
     names = [each.name.lower() for each in session.get_input_memory_infos()]
     return [device if device.type in name and "pinned" not in name else torch.device("cpu") for name in names]

@@ -15,16 +15,19 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.measure.timing import Timing, Verdict, compared_times, enough_wins
 
 NEAR = 8.0
-"""How many times as far from float64 as eager PyTorch a result may be that differs from eager."""
+"""The largest ratio of a result's error to that of eager PyTorch, both against float64, if the two
+differ."""
 ROUNDINGS = 64
-"""The number of roundings of the largest number by which a result may be off without further
-comparison."""
+"""The deviation up to which a result needs no further comparison, in roundings of the largest
+number."""
 PIECE = 1 << 24
 """Elements that are compared at a time: a GPU may have no room for all of them in float64."""
 ROUNDS, SECONDS = 40, 1.0
-"""Rounds at most, and seconds after which none begins once there are enough for a verdict."""
+"""The largest number of rounds, and the seconds after which none begins once a verdict is
+possible."""
 PATIENCE = 8.0
-"""Seconds after which none begins in any case: without a verdict no graph is slower."""
+"""The seconds after which no round begins in any case; without a verdict no graph counts as
+slower."""
 SHORT = 1e-4
 """Seconds of calls whose time does not matter: the time of Python counts there."""
 TimedCall = Callable[[], Any]
@@ -67,22 +70,22 @@ def in_float64(module: Any, given: Sequence[Any]) -> Sequence[Any] | None:
     wide = [each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in given]
     try:
         with torch.no_grad():
-            found: Sequence[Any] = copy.deepcopy(module).double().forward(*wide)  # a call prints its errors
+            found: Sequence[Any] = copy.deepcopy(module).double().forward(*wide)  # a module call prints its errors
     except RuntimeError:  # a graph may name its dtype
         return None
     return found
 
 
 def _as_near(ours: Any, theirs: Any, exact: Any) -> bool:
-    """Whether ours is as near to float64, but for a small factor; never where that is not
-    finite."""
+    """Whether our result is as near to float64 as eager's, but for a small factor; never if float64
+    is not finite."""
     if exact.dtype != torch.float64 or exact.shape != ours.shape:
         return False
     return _distance(ours, exact) <= NEAR * _distance(theirs, exact)
 
 
 def _distance(one: Any, other: Any) -> float:
-    """The largest difference; NaN where some are not numbers."""
+    """The largest difference of two tensors; NaN where some elements are not numbers."""
     found = [float((a - b).abs().max()) for a, b in _pieces(one, other) if a.numel()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
@@ -97,8 +100,8 @@ def _pieces(*tensors: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def slower(ours: TimedCall, theirs: TimedCall, cuda: bool) -> float | None:
-    """How many times as long as another way a graph takes, if the verdict is that it is slower;
-    both have run before.
+    """The ratio of a graph's time to that of another way, if the verdict is that it is slower. Both
+    have run before.
 
     They run in turn, in an order that changes, until the verdict is clear.
     """
@@ -121,7 +124,7 @@ def slower(ours: TimedCall, theirs: TimedCall, cuda: bool) -> float | None:
 
 def both_short(ours: TimedCall, theirs: TimedCall, cuda: bool) -> bool:
     """Whether the time of these calls does not matter."""
-    seconds(ours, cuda)  # a second run may be captured
+    seconds(ours, cuda)  # a second run may include a capture
     return max(seconds(ours, cuda), seconds(theirs, cuda)) < SHORT
 
 

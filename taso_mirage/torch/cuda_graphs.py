@@ -1,5 +1,5 @@
-"""Runs as CUDA graphs: for sizes that come again a run is captured, with memory of its own, and
-replayed where that is faster, its copies included."""
+"""Runs as CUDA graphs: a run for sizes that occur again is captured, with memory of its own, and
+replayed if that is faster, its copies included."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ own."""
 ROUNDS = 7
 """Runs of both ways, of which the median counts."""
 COPIED = 1 << 26
-"""Bytes of inputs and results from which on nothing is captured: to copy them takes about as long
-as a start that is saved, and their memory would be there twice."""
+"""Bytes of inputs and results from which on nothing is captured: copying them takes about as long
+as the starts that a graph saves, and their memory would be there twice."""
 CAPTURING = 3
-"""Runs until a graph is there: ONNX Runtime captures the second one."""
+"""The number of runs until there is a graph: ONNX Runtime captures the second one."""
 TURN = RLock()
-"""A thread that has sessions run on the GPU, opens one, or captures a run, holds it: a CUDA graph
-that is captured would hold the work of others on its stream, and requests for memory meanwhile
-fail."""
+"""The lock of a thread that runs sessions on the GPU, opens one, or captures a run: a captured CUDA
+graph would contain the work of other threads on its stream, and requests for memory fail
+meanwhile."""
 HERE = local()
 """The memory of each thread's graphs."""
 FAILED: list[Any] = []
@@ -39,9 +39,9 @@ FAILED: list[Any] = []
 
 
 class CapturedRun:
-    """A run for inputs like these, whose `run` is one with this memory of inputs and results: they
-    are copied to where it reads them, and from where it writes them. `kept` is all memory of
-    tensors that it reads or writes."""
+    """A captured run for inputs like these. `run` reads and writes this memory: inputs are copied
+    into it before, and results out of it afterwards. `kept` is all memory of tensors that it reads
+    or writes."""
 
     def __init__(
         self, run: Callable[[], None], given: Sequence[Any], found: Sequence[Any], kept: Sequence[Any] = ()
@@ -65,9 +65,9 @@ class _OfThread:
 
 
 class CapturedWhereFaster:
-    """Calls that are captured where that is faster: measured at the second call of a set of
-    sizes. Each thread has graphs of its own, as ONNX Runtime keeps them so, until it ends, for each
-    stream: the memory of a graph is in the order of one."""
+    """Calls that are captured if that is faster, which is measured at the second call of a set of
+    sizes. Each thread has graphs of its own for each stream until it ends, as ONNX Runtime keeps
+    them so, and the memory of a graph is in the order of one stream."""
 
     def __init__(self, plain: TensorCall, capture: Callable[[Sequence[Any]], TensorCall]) -> None:
         self._plain, self._capture = plain, capture
@@ -94,7 +94,7 @@ class CapturedWhereFaster:
         return found
 
     def count(self) -> int:
-        """Sets of sizes that are remembered, of all threads."""
+        """The remembered sets of sizes of all threads."""
         with self._lock:
             return sum(len(each.known) for each in self._threads)
 
@@ -108,12 +108,12 @@ class CapturedWhereFaster:
         return own.known
 
     def _choose(self, held: Sequence[Any]) -> list[TensorCall]:
-        """The graph, if it gives the same and is faster."""
+        """The graph, if its results are the same and it is faster."""
         plain = self._plain(held)
         if sum(each.nbytes for each in (*held, *plain)) >= COPIED:
             return []
         try:
-            with torch.inference_mode(False), torch.no_grad():  # its memory is written in every mode
+            with torch.inference_mode(False), torch.no_grad():  # the memory of a graph is written in every mode
                 captured = self._capture(held)
             check_equal(captured(held), plain, lambda: None)
         except Exception:  # ONNX Runtime's errors share no base class, and Inductor raises those of its parts
@@ -131,8 +131,8 @@ def record(plain: TensorCall, held: Sequence[Any]) -> CapturedRun:
     """
     given = [copy_strided(each) for each in held]
     current = torch.cuda.current_stream(0)
-    with TURN, torch.cuda.stream(current):  # where a capture fails, its own stream would stay
-        apart = torch.cuda.Stream(0, priority=-1)  # of those that hardly anyone uses
+    with TURN, torch.cuda.stream(current):  # if a capture fails, its own stream stays current:
+        apart = torch.cuda.Stream(0, priority=-1)  # hence one that is hardly used
         apart.wait_stream(current)
         with torch.cuda.stream(apart):
             for _ in range(CAPTURING):  # libraries choose kernels and allocate memory at first calls
@@ -150,13 +150,13 @@ def _graph_of(call: Callable[[], list[Any]], stream: Any, pool: Any) -> tuple[An
         with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             return graph, call()
     except Exception:
-        with suppress(RuntimeError):  # PyTorch has done it where the capture itself ended well
-            HERE.pools.clear()  # it stays in use for pinned memory, which nothing can end
+        with suppress(RuntimeError):  # PyTorch has done it if the capture itself succeeded
+            HERE.pools.clear()  # the pool stays in use for pinned memory, which cannot be freed
             torch._C._cuda_endAllocateToPool(0, pool)
             FAILED.append(graph)
             torch._C._cuda_releasePool(0, pool)
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
-                torch.zeros(1, device="cuda:0")  # the generator takes itself to be captured until one ends well
+                torch.zeros(1, device="cuda:0")  # the generator believes to be captured until a capture succeeds
         raise
 
 

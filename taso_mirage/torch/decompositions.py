@@ -1,8 +1,9 @@
 """Differences between PyTorch's exporter and eager PyTorch, as one table of decompositions and two
 edits of an exported program.
 
-The table has the operators that the exporter does not know, or writes so that they overflow, lose
-the sign, or have a wrong shape: each as operators that it writes as eager PyTorch computes them.
+The table has the operators that the exporter does not know, or whose exported form overflows, loses
+the sign, or has a wrong shape. It gives each as operators that the exporter writes as eager PyTorch
+computes them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ ATEN = torch.ops.aten
 
 
 def _log_sigmoid(x: Any) -> Any:
-    """min(x, 0) - log(1 + exp(-|x|)), as PyTorch has it."""
+    """min(x, 0) - log(1 + exp(-|x|)), like PyTorch."""
     return x.clamp(max=0) - torch.log1p(torch.exp(-x.abs()))
 
 
 def _remainder(x: Any, y: Any) -> Any:
-    """With the sign of y; the exporter has that of integers."""
+    """The remainder with the sign of y; the exporter writes that of integers."""
     if not (dtype := torch.result_type(x, y)).is_floating_point:
         return NotImplemented
     x, y = _convert(x, dtype), _convert(y, dtype)
@@ -47,7 +48,7 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
-    """(x - (x mod y)) / y is whole but for rounding; x / y where y is 0."""
+    """The quotient (x - (x mod y)) / y, which is whole but for rounding; x / y where y is 0."""
     if not (dtype := torch.result_type(x, y)).is_floating_point:
         return NotImplemented
     x, y = _convert(x, dtype), _convert(y, dtype)
@@ -62,7 +63,7 @@ def _convert(x: Any, dtype: Any) -> Any:
 
 
 def _conv3d(x: Any, w: Any, bias: Any = None, *how: Any) -> Any:
-    """Without a bias: the exporter writes one of a wrong shape."""
+    """The convolution without a bias: the exporter writes a bias of a wrong shape."""
     if bias is not None:
         return NotImplemented
     ones = [1] * (w.dim() - 2)
@@ -117,7 +118,7 @@ def _normalize(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, An
 
 
 MASK_DIMS = {0: (None, None), 1: (slice(None), None, None), 2: ()}
-"""How a mask of each type, (n,n), (b,n) or (b,h,n,n), is one of scores, (b,h,n,n)."""
+"""For each type of mask, (n,n), (b,n) or (b,h,n,n), the mask of scores, (b,h,n,n)."""
 
 
 def _encoder_layer(
@@ -142,8 +143,8 @@ def _encoder_layer(
     mask: Any = None,
     mask_type: int | None = None,
 ) -> Any:
-    """(b,n,width) -> (b,n,width); a mask is true where nothing is seen, and a row of which nothing
-    is seen is not a number, as in PyTorch's own operator."""
+    """(b,n,width) -> (b,n,width). A mask is true where a key is hidden, and a row whose keys are
+    all hidden is not a number, as in PyTorch's own operator."""
 
     def attend(x: Any) -> Any:
         packed = functional.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
@@ -208,11 +209,11 @@ JOINS = (ATEN.reshape.default, ATEN.view.default, ATEN.flatten.using_ints)
 
 
 def zero_hidden_rows(program: Any) -> None:
-    """Write zeros for rows of attention that see nothing, as eager PyTorch does, for every mask
-    that depends on inputs. The exporter makes them the mean of all values, or not a number.
+    """Write zeros for rows of attention whose keys are all hidden, as eager PyTorch does, for every
+    mask that depends on inputs. The exporter makes them the mean of all values, or not a number.
 
-    They are written where the heads, (b,h,n,d), are behind one another again, (b,n,h*d), so that
-    attention stays a pattern that runtimes have one operator for.
+    They are written after the heads, (b,h,n,d), are joined again, (b,n,h*d), so that attention
+    stays a pattern for which runtimes have one operator.
     """
     given, depends = set(program.graph_signature.user_inputs), set[Any]()
     for node in list(program.graph.nodes):
@@ -238,7 +239,7 @@ def _zero(program: Any, attention: Any, mask: Any) -> None:
 
 
 def _join_of(attention: Any) -> Any:
-    """The node that has the heads of attention behind one another, if nothing else reads them."""
+    """The node that joins the heads of attention, if nothing else reads them."""
     node = attention
     while len(node.users) == 1:
         (user,) = node.users

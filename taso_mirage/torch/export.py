@@ -1,4 +1,4 @@
-"""A captured graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds for."""
+"""A captured graph as an ONNX model, by PyTorch's exporter, with the sizes for which it holds."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from taso_mirage.torch.functionalization import (
 SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
-"""SizesHeld that are known to be right or wrong, at most."""
+"""The largest number of SizesHeld that are known to be right or wrong."""
 SAMPLE = 1 << 25
 LARGE = 4 * SAMPLE
-"""Bytes of a graph's largest tensor from which on the graph is exported for any number of samples,
-and optimized and checked with so few that the largest has those: a float64 reference of gigabytes
-takes minutes. The first run, with all, is compared with eager PyTorch as ever."""
+"""The size in bytes of a graph's largest tensor from which on the graph is exported for any number
+of samples. Such a graph is optimized and checked with so few samples that its largest tensor has
+this size: a float64 reference of gigabytes takes minutes. The first run, with all samples, is
+compared with eager PyTorch as for any graph."""
 NORMS = frozenset((ATEN.batch_norm.default, ATEN.instance_norm.default))
-"""Operators whose argument 5 says whether the statistics of the batch are meant."""
+"""Operators whose argument 5 says whether they use the statistics of the batch."""
 HOLDING = frozenset((ATEN.detach_.default,))
-"""Operators that are said to change an operand in place, but for its numbers: constants of a graph
-go through them."""
+"""Operators that are declared to change an operand in place, but keep its numbers: constants of a
+graph go through them."""
 
 
 class ChangesInPlace(Exception):
-    """A module changes inputs, by their numbers, or weights, by their names."""
+    """The error for a module that changes inputs, by their numbers, or weights, by their names."""
 
     def __init__(self, inputs: frozenset[int], weights: frozenset[str]) -> None:
         super().__init__(f"it changes {', '.join(sorted(weights)) or 'its inputs'} in place")
@@ -67,11 +68,11 @@ class SizesHeld:
 
     @property
     def free(self) -> bool:
-        """Whether it may hold for several."""
+        """Whether the model may hold for several sizes."""
         return any(hasattr(dim, "subs") for dims in self.dims for dim in (dims if isinstance(dims, tuple) else (dims,)))
 
     def hold(self, given: Sequence[Any]) -> bool:
-        """Whether they hold for these arguments."""
+        """Whether the sizes hold for these arguments."""
         sizes = sizes_of(given)
         if (known := self._known.get(sizes)) is None:
             if len(self._known) >= REMEMBERED:
@@ -80,8 +81,8 @@ class SizesHeld:
         return known
 
     def sample(self, given: Sequence[Any], share: float) -> Sequence[Any]:
-        """Inputs like these with about that share of every free leading dim, where the model holds
-        for them too; else these."""
+        """Inputs like these with about that share of every free leading dim, if the model holds for
+        them too; else these inputs."""
         wanted = {
             dims[0]: max(2, 1 << max(int(each.shape[0] * share), 1).bit_length() - 1)
             for dims, each in zip(self.dims, given, strict=True)
@@ -114,7 +115,7 @@ class SizesHeld:
         inputs = dict(zip(self.names, given, strict=True))
         try:
             return all(eval(guard, {"L": inputs, "math": math, "torch": torch}) for guard in self.guards)
-        except Exception:  # a guard in words that are not known here
+        except Exception:  # a guard with names that are not known here
             return False
 
 
@@ -124,18 +125,17 @@ def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
 
 @dataclass(frozen=True)
 class OnnxForm:
-    """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes that it holds for."""
+    """A model (an `onnx_ir.Model`) and the sizes that it holds for."""
 
     model: Any
-    names: tuple[str, ...]
     sizes: SizesHeld
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """A split of a graph, whose `changed` are all arguments that PyTorch or the exporter sees to
-    change in place; the inner half with its weights, as a module and as a model; and a few samples
-    of the inputs of a large graph, else these."""
+    """A split of a graph, whose `changed` are all arguments that change in place according to
+    PyTorch or the exporter; the inner half with its weights, as a module and as a model; and few
+    samples of the inputs if the graph is large, else all."""
 
     split: FunctionalSplit
     module: Any
@@ -146,7 +146,7 @@ class ExportedGraph:
 def export_graph(captured: Captured, arguments: Sequence[Any], known: Collection[int] | None = None) -> ExportedGraph:
     """A graph, exported for these arguments, of which those at the positions `known` change.
 
-    Raises Unsupported with the reason where it cannot be.
+    Raises Unsupported with the reason if the export is impossible.
     """
     changed = (changed_arguments(captured, arguments) or frozenset()) if known is None else known
     split = functional_split(captured, changed)
@@ -156,14 +156,14 @@ def export_graph(captured: Captured, arguments: Sequence[Any], known: Collection
         form = _form(module, given, split.free, large)
     except ChangesInPlace as changes:
         places = {split.inputs[i] for i in changes.inputs} | {split.weights.get(name, -1) for name in changes.weights}
-        if -1 in places or places <= set(changed):  # more than arguments
+        if -1 in places or places <= set(changed):  # more changes than those of arguments
             raise Unsupported(str(changes)) from changes
         return export_graph(captured, arguments, places.union(changed))
     return ExportedGraph(split, module, form, form.sizes.sample(given, SAMPLE / max(large, 1)))
 
 
 def _form(module: Any, given: Sequence[Any], free: Sequence[FreeDims], large: int) -> OnnxForm:
-    """The inner half as a model; a large one of any number of samples, if it is one of fewer."""
+    """The inner half as a model; for any number of samples if it is large and holds for fewer."""
     if large > LARGE:
         made = to_onnx(module, given, _of_any_number(given, free))
         if made.sizes.sample(given, 0.5) is not given:
@@ -172,7 +172,8 @@ def _form(module: Any, given: Sequence[Any], free: Sequence[FreeDims], large: in
 
 
 def _of_any_number(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[FreeDims, ...]:
-    """With the leading dims that are as long as that of the largest tensor: the samples."""
+    """The free dims of inputs, and their leading dims that are as long as that of the largest
+    tensor: the samples."""
     sized = [each for each in given if isinstance(each, torch.Tensor) and each.ndim]
     count = max(sized, key=torch.Tensor.numel).shape[0] if sized else 1
     samples = [isinstance(each, torch.Tensor) and each.ndim > 0 and each.shape[0] == count > 1 for each in given]
@@ -199,21 +200,20 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             raise
         except Exception as error:  # the exporter raises the errors of its many parts
             raise _refusal(_reason(error)) from error
-    names = tuple(value.name for value in model.graph.inputs)
-    if len(names) != len(given):
-        raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
+    if (count := len(model.graph.inputs)) != len(given):
+        raise Unsupported(f"PyTorch exported {count} inputs of {len(given)}")
     relations = tuple([shapes.replace(guard.expr) for guard in shapes.guards[known:]]) if shapes else ()
-    return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
+    return OnnxForm(model, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
 
 
 def _fold(model: Any) -> None:
     """Compute the terms in a model that depend on no input, and write functions in the places of
     their calls.
 
-    Nothing more: the exporter's optimizer takes numbers to be equal that are near, so that 1e-9 is
-    0, and leaves it out of a sum.
+    The exporter's optimizer is not used: it treats numbers that are near as equal, so that 1e-9 is
+    0, and drops it from a sum.
     """
-    from onnxscript import optimizer  # takes as long to import as torch.onnx, which does it then
+    from onnxscript import optimizer  # a slow import, which torch.onnx does at that time anyway
 
     optimizer.inline(model)
     optimizer.fold_constants(model)
@@ -249,9 +249,9 @@ def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
 
 def _exportable(program: Any) -> Any:
     """The program, if it changes nothing in place, with decompositions of the operators that the
-    exporter has wrong.
+    exporter writes wrongly.
 
-    Raises ChangesInPlace, and StaysInPart where there are none.
+    Raises ChangesInPlace, and StaysInPart if an operator has no decomposition.
     """
     nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
     if alone := [node.target for node in nodes if node.target in EAGER_ONLY]:
@@ -289,10 +289,9 @@ def may_change(node: Any) -> bool:
 
 
 def _shapes(program: Any) -> Any:
-    """PyTorch's ShapeEnv of a program, which knows its free sizes; None where all are fixed.
+    """PyTorch's ShapeEnv of a program, which knows its free sizes; None if all are fixed.
 
-    Decomposing an operator may fix a size, without a word: only the guards that are added there
-    tell.
+    Decomposing an operator may fix a size silently: only the guards that it adds there tell.
     """
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     sizes = [size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,))]
@@ -300,7 +299,7 @@ def _shapes(program: Any) -> Any:
 
 
 def held_sizes(program: Any, arguments: Sequence[str], relations: Sequence[Any] = ()) -> SizesHeld:
-    """The sizes for which an exported program holds; its guards have the arguments' names in the
+    """The sizes for which an exported program holds. Its guards use the arguments' names in the
     module, which the exporter may write otherwise. `relations` were found later."""
     names = list(program.graph_signature.user_inputs)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
@@ -320,7 +319,7 @@ def _expression(size: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's own messages; the important ones are in errors."""
+    """A context without the exporter's own messages; errors contain the important ones."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -336,8 +335,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _operators_read_once() -> Iterator[None]:
-    """Without the exporter's reading all of its operators from their source at each export, which
-    takes longer than a small graph does."""
+    """A context in which the exporter does not read all of its operators from their source at each
+    export, which takes longer than the export of a small graph."""
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -347,7 +346,7 @@ def _operators_read_once() -> Iterator[None]:
         return
 
     def known(**options: Any) -> Any:
-        key = ("torchvision" in sys.modules, *options.values())  # which brings operators
+        key = ("torchvision" in sys.modules, *options.values())  # torchvision adds operators
         if key not in _OPERATORS:
             _OPERATORS[key] = read(**options)
         return _OPERATORS[key]

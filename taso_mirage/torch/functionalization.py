@@ -1,6 +1,6 @@
 """The split of a captured graph into a functional part and a rest: a session computes the
-functional part, tensors that share memory with nothing; the rest stays in PyTorch, numbers and
-views of these tensors and of the inputs."""
+functional part, tensors that share memory with nothing; the rest, numbers and views of these
+tensors and of the inputs, stays in PyTorch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Captured = Any
 
 
 class StaysInPart(Unsupported):
-    """A graph of which the operators (`torch._ops.OpOverload`) that `stays` knows cannot be
-    compiled."""
+    """The error for a graph with operators (`torch._ops.OpOverload`) that cannot be compiled and
+    that `stays` recognizes."""
 
     def __init__(self, reason: str, stays: Callable[[Any], bool]) -> None:
         super().__init__(reason)
@@ -47,10 +47,11 @@ class StaysInPart(Unsupported):
 @dataclass(frozen=True)
 class FunctionalSplit:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name,
-    and the numbers at `numbers`; `outer` takes all arguments and the results of `inner`, and gives
-    the results; without it these are the results. `free` has, for each of `inputs`, the dims that
-    are not fixed. `changed` are the positions of the arguments that the graph changes in place:
-    `inner` gives their new values, after the results, and `outer` writes these into them."""
+    and the numbers at `numbers`; `outer` takes all arguments and the results of `inner`, and
+    returns the graph's results; without `outer` the results of `inner` are the graph's. `free` has,
+    for each of `inputs`, the dims that are not fixed. `changed` are the positions of the arguments
+    that the graph changes in place: `inner` returns their new values after the results, and `outer`
+    writes them into the arguments."""
 
     inner: Any
     outer: Any
@@ -84,14 +85,14 @@ def is_trained(captured: Captured) -> bool:
 
 
 def only_looks(captured: Captured) -> bool:
-    """Whether a graph has nothing but views of its arguments, and sizes."""
+    """Whether a graph consists of views of its arguments, and of sizes."""
     return all(node.op in ("placeholder", "get_attr", "output") or _stays(node) for node in captured.graph.nodes)
 
 
 def functional_split(captured: Captured, changed: Collection[int] = ()) -> FunctionalSplit:
     """The split of a graph that changes the arguments at these positions in place.
 
-    Raises Unsupported with the reason where there are none.
+    Raises Unsupported with the reason if no split is possible.
     """
     placeholders = placeholders_of(captured)
     for node in placeholders:
@@ -144,8 +145,8 @@ def _is_weight(node: Any) -> bool:
 
 
 def _is_fixed_number(node: Any) -> bool:
-    """Whether it is a number that dynamo gives as a tensor, and that the graph does more with than
-    arithmetic: the epsilon of a norm, which ONNX has as an attribute."""
+    """Whether a node is a number that dynamo gives as a tensor, and that the graph uses for more
+    than arithmetic: the epsilon of a norm, which is an attribute in ONNX."""
     value, uses = value_of(node), list(node.users)
     alone = isinstance(value, torch.Tensor) and value.dtype == torch.float64 and not value.shape
     return bool(alone and uses) and all(map(_reads, uses)) and not all(map(_calculates, uses))
@@ -156,7 +157,7 @@ def _reads(node: Any) -> bool:
 
 
 def _calculates(node: Any) -> bool:
-    """Whether nothing but Python's operators is applied to a number."""
+    """Whether only Python's operators are applied to a number."""
     return all(
         getattr(user.target, "__module__", "") == "_operator"
         and (isinstance(value_of(user), torch.Tensor) or _calculates(user))
@@ -174,7 +175,7 @@ def _free(value: Any) -> FreeDims:
 
 
 STATISTICS = frozenset(("running_mean", "running_var"))
-"""Operands that batch norms in training change, though PyTorch's declarations do not say it."""
+"""Operands that batch norms in training change, although PyTorch's declarations do not say so."""
 
 
 class Observer(TorchDispatchMode):  # type: ignore[misc]
@@ -192,7 +193,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
 
 def changed_arguments(captured: Captured, given: Sequence[Any]) -> frozenset[int] | None:
     """The positions of the arguments that a call of a graph on arguments like these changes in
-    place, seen in a run without elements; None where only a run with elements tells."""
+    place, found in a run without elements; None if only a run with elements tells."""
     mode, changed = FakeTensorMode(allow_non_fake_inputs=True), set[int]()
 
     def observe(operator: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -228,7 +229,8 @@ def are_apart(changed: Collection[int], given: Sequence[Any]) -> bool:
 
 
 def copy_strided(tensor: Any, strides: Sequence[int] | None = None) -> Any:
-    """A copy with these strides, or the same: code may be made for them, and a clone has others."""
+    """A copy of a tensor with these strides or its own: code may be compiled for them, and a clone
+    has others."""
     made = torch.empty_strided(tensor.shape, strides or tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
 
@@ -242,7 +244,7 @@ def memory(tensor: Any) -> int:
 
 
 def _divide(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The nodes that a session gives, and those between them and the results, in their order."""
+    """The nodes that a session computes, and those between them and the results, in their order."""
     given = {_memory(node) for node in placeholders} - {None}
     results = [node for node in _results(captured) if node.op != "placeholder"]
     shared = Counter(_memory(node) for node in results)
@@ -274,7 +276,7 @@ def _divide(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any],
 
 
 def _stays(node: Any) -> bool:
-    """Whether a node is a view, or a number made of numbers."""
+    """Whether a node is a view, or a number computed from numbers."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name == "getitem":
         return _indexes(node)
@@ -292,8 +294,7 @@ def _indexes(node: Any) -> bool:
 
 
 def _check_views(stays: Sequence[Any]) -> None:
-    """Refuse a copy among values that are taken after arguments were changed: it was made
-    before."""
+    """Refuse a copy among values that are read after arguments were changed: it was made before."""
     for node in stays:
         memory, operands = _memory(node), [_memory(operand) for operand in node.all_input_nodes]
         if memory is not None and memory not in operands:
@@ -307,8 +308,8 @@ def _memory(node: Any) -> Any:
 
 
 def _layout(value: Any) -> tuple[int, ...]:
-    """The order of the dims in memory where that is another than theirs, as in channels last: a
-    session gives them in the order of memory, and they are turned back without a copy."""
+    """The order of the dims in memory if it differs from their own, as in channels last: a session
+    returns them in the order of memory, and they are transposed back without a copy."""
     order = _order(value)
     return () if order is None or order == tuple(range(len(order))) else order
 
@@ -332,7 +333,8 @@ def _order(value: Any) -> tuple[int, ...] | None:
 
 
 def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
-    """The placeholders that are a size of another one, with that one and the dim."""
+    """The placeholders that are a size of another placeholder, with that placeholder and the
+    dim."""
     found: dict[str, tuple[Any, int]] = {}
     for node in placeholders:
         value = value_of(node)
@@ -372,7 +374,7 @@ def _inner(
 def _outer(
     captured: Captured, stays: Sequence[Any], states: Sequence[Any], computed: Mapping[Any, tuple[int, ...]]
 ) -> Any:
-    """The rest as a module."""
+    """The rest of the graph as a module."""
     graph = torch.fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in placeholders_of(captured)}
     results = [graph.placeholder(f"computed_{i}") for i in range(len(computed))]

@@ -1,5 +1,5 @@
-"""Code by Inductor, of a captured graph, and of an optimized one: its terms are PyTorch's operators
-(see `meaning`), and each fused kernel is one operator, which launches it."""
+"""Inductor's code of a captured graph, and of an optimized one: its terms become PyTorch's
+operators (see `meaning`), and each fused kernel one operator, which launches it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlacedLaunch:
 
 
 PLACED: WeakValueDictionary[str, PlacedLaunch] = WeakValueDictionary()
-"""By the keys that graphs have; they are kept by the owner of the graph."""
+"""Kernels by the keys in graphs; the owner of a graph keeps them alive."""
 _NUMBERS = count()
 
 
@@ -84,7 +84,7 @@ register_fake(f"{DOMAIN}::{NAMED}", _result_types, lib=LIBRARY)
 
 @dataclass(frozen=True)
 class OptimizedPart:
-    """A part of a graph as the optimizer gave it, with the records of the kernels in it."""
+    """A part of a graph as the optimizer returned it, with the records of the kernels in it."""
 
     model: Model
     records: Mapping[str, Record]
@@ -92,9 +92,9 @@ class OptimizedPart:
 
 
 def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
-    """The optimized parts of a graph, with kernels and without, also where a part is unchanged: its
-    calls are captured. Parts whose operands PyTorch would round although it rounds none now are
-    left out: a convolution may be written as a product, and a product as a convolution."""
+    """The optimized parts of a graph, with kernels and without. Unchanged parts are included, as
+    their calls are captured. Parts whose operands PyTorch would round although it rounds none now
+    are left out: a convolution may be written as a product, and a product as a convolution."""
     kerneled = [OptimizedPart(each.model, each.records, each.target) for each in results]
     plain = [OptimizedPart(each.unfused or each.model, {}, each.target) for each in results]
     for parts in (kerneled, plain) if any(each.records for each in results) else (plain,):
@@ -103,7 +103,8 @@ def candidates(results: Sequence[Result]) -> Iterator[list[OptimizedPart]]:
 
 
 def _rounds_more(model: Model, original: Model) -> bool:
-    """Whether PyTorch rounds operands of more products than before, not all of which it rounded."""
+    """Whether PyTorch rounds the operands of more products than before, if it did not round those
+    of all before."""
     before, after = _products(original), _products(model)
     rounded = rounded_now(ROUNDING)
     kept = sum(name not in rounded for name in before)
@@ -120,7 +121,7 @@ def _products(model: Model) -> list[str]:
 
 class ComposedCalls:
     """Calls of parts of a graph, one after the other, as one function by Inductor; `given` are the
-    tensors and integers that it is made for. On CUDA calls are captured where that is faster. At
+    tensors and integers for which it is compiled. On CUDA calls are captured if that is faster. At
     other sizes, and by other settings of PyTorch for TF32, `otherwise` runs.
 
     Raises Unsupported where a term has no form in PyTorch, and Inductor's errors.
@@ -158,7 +159,7 @@ class ComposedCalls:
         if self._setting(given) != self._made_for:
             return self._otherwise(given)
         whole = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        call = self._plain if whole else self._calls  # a part of the caller's graph
+        call = self._plain if whole else self._calls  # the caller captures these calls as a part of its graph
         with torch.no_grad():
             return call(self._tensors(given))
 
@@ -166,7 +167,7 @@ class ComposedCalls:
         return sizes_of(given), rounded_now(ROUNDING) if self._device.type == "cuda" else None
 
     def _tensors(self, given: Sequence[Any]) -> list[Any]:
-        """The inputs that are tensors, in memory as those were that the code is made for."""
+        """The inputs that are tensors, with the memory layout for which the code is compiled."""
         tensors = [each.detach().resolve_neg() for each in given if isinstance(each, torch.Tensor)]
         return [
             each if each.stride() == strides else copy_strided(each, strides)
@@ -180,7 +181,7 @@ def _call(code: Launch, weights: Sequence[Any], tensors: Sequence[Any]) -> list[
 
 def _strides(tensor: Any) -> tuple[int, ...]:
     """The strides of a tensor, or of its dense copy where elements may share memory: no other
-    tensor could be copied into such."""
+    tensor could be copied into shared elements."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -221,7 +222,7 @@ class _Traced:
             return with_variances(make_fx(function, tracing_mode="fake")(*tensors, *self.weights))
 
     def _value(self, given: Any, tensors: Iterator[Any]) -> Any:
-        """A number is a part of the graph."""
+        """The tensor of an argument; a number is a part of the graph."""
         if isinstance(given, torch.Tensor):
             return next(tensors)
         return torch.full((), given, dtype=torch.int64, device=self.device)
@@ -245,7 +246,8 @@ class _Traced:
         return dict(zip(model.output_names, [found[o] for o in model.graph.outputs], strict=True))
 
     def _kernel(self, part: OptimizedPart, node: Node, args: Sequence[Any], sizes: Mapping[str, int]) -> Any:
-        """The results of a fused kernel; no other node without a definition has a form here."""
+        """The results of a fused kernel; no other node without a definition has a form in
+        PyTorch."""
         call = node.attr("call").node
         name = next((each for each in part.records if call.op_type.startswith(each)), None)
         if call.domain != DOMAIN or name is None:
@@ -263,7 +265,7 @@ class _Traced:
 def launch_maker(target: Target) -> LaunchMaker:
     """The function that makes launches of a target's kernels on tensors.
 
-    Raises Unsupported where nothing does.
+    Raises Unsupported if there is none.
     """
     found = getattr(import_module(target.lowering), "launcher", None) if target.lowering else None
     if found is None:
@@ -282,7 +284,7 @@ def _array(node: Node, model: Model) -> Any:
 
 
 def _apart(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results, dense, in memory of their own."""
+    """The results as dense tensors in memory of their own."""
     taken, found = set(map(memory, arguments)), list[Any]()
     for each in results:
         dense = each.contiguous()
@@ -292,8 +294,8 @@ def _apart(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
 
 
 def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
-    """Inductor's code, of which nothing is left for its first call; random numbers come as if it
-    were not there."""
+    """Inductor's code after its first call, which compiles it; the state of random numbers is as
+    before."""
 
     def ran() -> Launch:
         found = compile_by_inductor(captured, given)
@@ -302,15 +304,15 @@ def code_of(captured: Captured, given: Sequence[Any], cuda: bool) -> Launch:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: Launch = drawing(ran, cuda)[0]  # it may tune on random numbers
+        found: Launch = drawing(ran, cuda)[0]  # Inductor may draw random numbers for tuning
     return found
 
 
 def compile_by_inductor(captured: Captured, given: Sequence[Any]) -> Launch:
     """Inductor's code of a graph without gradients, by PyTorch's settings as they are.
 
-    Sizes that are fixed in a graph, dynamo has guarded when it calls it. Where sizes are free the
-    code holds for some of them alone: dynamo guards them again.
+    Dynamo has guarded the fixed sizes of a graph when it calls it. With free sizes the code holds
+    for some of them only: dynamo guards them again.
     """
     own = copy.deepcopy(captured)  # Inductor changes its argument
     if _is_fixed(captured):
@@ -321,7 +323,7 @@ def compile_by_inductor(captured: Captured, given: Sequence[Any]) -> Launch:
 
 
 def _is_fixed(captured: Captured) -> bool:
-    """Whether no size is free, and no number is one that only a run tells."""
+    """Whether no size is free, and no number is known only in a run."""
     values = [value_of(node) for node in captured.graph.nodes]
     sizes = [n for each in values if isinstance(each, torch.Tensor) for n in (*each.shape, *each.stride())]
     return not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*values, *sizes))

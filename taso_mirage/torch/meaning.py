@@ -1,8 +1,9 @@
 """The meaning `torch`: tensors of PyTorch in the declared dtypes, so that a model's terms are a
 function that Inductor compiles.
 
-An operator that PyTorch has as one is that one (`TorchMeaning.own`): windows would be many times
-the elements that they see, and Inductor knows these operators. All others are their definitions.
+An operator of which PyTorch has an equal becomes that one (`TorchMeaning.own`): windows would have
+many times the elements of their operand, and Inductor knows these operators. All others become
+their definitions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.functions import ERROR_FUNCTION, NEVER, TRUNCATED_DIVIDE, Function
 
 LARGEST = 1 << 28
-"""Elements of windows, at most: they may have to be written."""
+"""The largest number of elements of windows, which may have to be written to memory."""
 NAMES = {
     "equal": "eq",
     "invert": "bitwise_not",
@@ -30,13 +31,13 @@ NAMES = {
     "right_shift": "bitwise_right_shift",
     "rint": "round",
 }
-"""PyTorch's names of numpy's functions, where they are others."""
+"""PyTorch's names of numpy's functions, where they differ."""
 FUNCTIONS: Mapping[Scalar, Callable[..., Any]] = {
     ERROR_FUNCTION.real: torch.erf,
     NEVER.real: lambda x: torch.zeros_like(x, dtype=torch.bool),
     TRUNCATED_DIVIDE.real: lambda a, b: torch.div(a, b, rounding_mode="trunc"),
 }
-"""Scalar functions that are none of numpy's."""
+"""Scalar functions that numpy does not have."""
 FOLDS: Mapping[Scalar, Callable[[Any, list[int], bool], Any]] = {
     np.add: lambda a, axes, keep: a.sum(axes, keep, dtype=a.dtype),
     np.maximum: torch.amax,
@@ -52,7 +53,7 @@ CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 MEANS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
-"""By the number of axes that windows slide over, from 1 on."""
+"""PyTorch's functions by the number of axes along which windows slide, from 1 on."""
 
 
 # ------------------------------------------------------------ operators that PyTorch has
@@ -78,7 +79,8 @@ def _conv_transpose(
     output_padding: Any,
     group: int = 1,
 ) -> Any:
-    """Pads that PyTorch does not have cut the whole result, or are zeros around it."""
+    """PyTorch's transposed convolution. Pads that it does not have are cut from the whole result,
+    or are zeros around it."""
     n = len(strides)
     call = TRANSPOSED[n - 1]
     largest = map(max, zip(strides, dilations, strict=True))
@@ -114,13 +116,13 @@ def _average_pool(
 
 
 def _is_same(pads: Sequence[int]) -> bool:
-    """Whether both ends of each axis have the same, and nothing is cut off."""
+    """Whether both ends of each axis have the same pad, and nothing is cut off."""
     n = len(pads) // 2
     return tuple(pads[:n]) == tuple(pads[n:]) and min(pads) >= 0
 
 
 def _is_within(pads: Sequence[int], kernel: Sequence[int]) -> bool:
-    """Whether pools of PyTorch take these: half of a window, at most."""
+    """Whether PyTorch's pools accept these pads: half of a window at most."""
     return _is_same(pads) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
 
 
@@ -130,7 +132,7 @@ def _pad(xp: TorchMeaning, x: Any, pads: Sequence[int], value: float = 0) -> Any
 
 
 def _reduce_mean(xp: TorchMeaning, x: Any, *, axes: Any, keepdims: int = 1) -> Any:
-    """A sum in half precision may overflow where its mean does not."""
+    """PyTorch's mean: a sum in half precision may overflow where the mean does not."""
     return x.mean(list(axes), bool(keepdims)) if x.is_floating_point() and axes else NotImplemented
 
 
@@ -239,7 +241,7 @@ class TorchMeaning(Meaning[Any]):
         at = (slice(None),) * axis
         if step > 0:
             return a[(*at, slice(int(start), int(stop), step))]
-        turned = a[(*at, slice(int(stop) + 1, int(start) + 1))].flip(axis)  # steps are forwards
+        turned = a[(*at, slice(int(stop) + 1, int(start) + 1))].flip(axis)  # PyTorch has positive steps only
         return turned[(*at, slice(None, None, -step))]
 
     def pad(
@@ -285,7 +287,8 @@ def _function(fn: Scalar) -> Callable[..., Any]:
 
 
 def _is_product(left: str, right: str, result: str) -> bool:
-    """Whether it is a product of matrices as PyTorch has it, batches aligned at the right."""
+    """Whether an einsum is a product of matrices like PyTorch's, with batches aligned at the
+    right."""
     if min(len(left), len(right)) < 2:
         return False
     short, long = sorted((left[:-2], right[:-2]), key=len)
@@ -303,7 +306,7 @@ def is_uniform(array: Any) -> bool:
 def torch_dtype(name: str) -> Any:
     """PyTorch's dtype of that name.
 
-    Raises Unsupported where there is none.
+    Raises Unsupported if there is none.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):

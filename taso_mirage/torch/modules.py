@@ -17,7 +17,7 @@ from taso_mirage.torch.ways import Way
 
 
 class Optimized(torch.nn.Module):  # type: ignore[misc]
-    """A module for inference: `module` is the one that it was made of, whose weights it has."""
+    """A module for inference: `module` is its original, whose weights it shares."""
 
     def __init__(self, module: Any, options: Mapping[str, Any], dynamic: bool | None) -> None:
         super().__init__()
@@ -33,11 +33,12 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
             self._graphs.append(CapturedGraph(captured, self._options))
             return self._graphs[-1]
 
-        # not a module of this one, as it has the same weights; its hooks are the module's own
+        # no submodule of this one, as its weights are the same; hooks are those of the original
         self.__dict__["_compiled"] = torch.compile(self.module, backend=backend, dynamic=self._dynamic).forward
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is compiled at its first call, for its own weights."""
+        """The state without the compiled module: a copy is compiled at its first call, for its own
+        weights."""
         return {name: each for name, each in self.__dict__.items() if name not in ("_compiled", "_graphs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -46,12 +47,13 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if not self._recurrent and not torch.is_grad_enabled():
-            return self.__dict__["_compiled"](*arguments, **named)  # contexts take microseconds
+            return self.__dict__["_compiled"](*arguments, **named)  # no contexts: they take microseconds
         with torch.no_grad(), self._capture_options():
             return self.__dict__["_compiled"](*arguments, **named)
 
     def _capture_options(self) -> AbstractContextManager[Any]:
-        """Recurrent modules stay out of graphs otherwise, as Inductor is no faster at them."""
+        """A context in which recurrent modules become part of graphs; dynamo leaves them out by
+        default, as Inductor is no faster at them."""
         return torch._dynamo.config.patch(allow_rnn=True) if self._recurrent else nullcontext()
 
     @property
@@ -62,7 +64,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How each graph runs, and each piece of one, and why."""
+        """How each graph and each piece of a graph runs, and why."""
         return tuple(way for graph in self._graphs for way in graph.ways)
 
 

@@ -1,5 +1,5 @@
-"""Norms as one operator each, where PyTorch's exporter writes them in parts: Inductor reads memory
-once more than it needs to for the parts."""
+"""Norms as one operator each, where PyTorch's exporter writes them in parts: for the parts Inductor
+reads memory once more than necessary."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from taso_mirage.rewriting.forms import RegionPattern
 
 ATEN = torch.ops.aten
 REGROUPED = RegionPattern("reshape(instance_norm(reshape(x, shape=s), g, b, epsilon=e), shape=t)")
-"""The exporter's form of a norm of groups. Its first reshape makes one dim of channels and pixels,
-which is read in its own order alone, an image in whatever order it lies in."""
+"""The exporter's form of a norm of groups. Its first reshape joins channels and pixels into one
+dim, which is read in its own order alone; an image can be read in any order of its memory."""
 
 
 def with_group_norms(model: Model) -> Model:
@@ -43,14 +43,14 @@ def _group_norm(node: Node) -> Node | None:
 
 
 def _repeat(values: Node, groups: int, channels: int) -> Node:
-    """(groups) -> (channels), that of a group for each of its channels."""
+    """(groups) -> (channels): each channel gets the number of its group."""
     each = term("expand", term("reshape", values, shape=(groups, 1)), shape=(groups, channels // groups))
     return term("reshape", each, shape=(channels,))
 
 
 def with_variances(module: Any) -> Any:
-    """A graph module of ATen whose variances, and the means that they are around, are one operator
-    each (Welford 1962), where they are means of squared distances from the mean."""
+    """A graph module of ATen in which each variance and its mean are one operator (Welford 1962),
+    if the variance is a mean of squared distances from the mean."""
     for node in module.graph.find_nodes(op="call_function", target=ATEN.mean.dim):
         mean = _centre(node)
         if mean is not None:
@@ -61,7 +61,7 @@ def with_variances(module: Any) -> Any:
 
 
 def _centre(node: Any) -> Any:
-    """The mean that a mean of squared distances is around; None for another mean."""
+    """The mean from which a mean of squared distances is taken; None for another mean."""
     squares = node.args[0]
     if squares.target is not ATEN.mul.Tensor or squares.args[0] is not squares.args[1]:
         return None

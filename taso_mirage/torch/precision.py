@@ -1,8 +1,8 @@
-"""A model in parts, each of which rounds operands to TF32 or not: PyTorch decides it by kinds of
-operators, ONNX Runtime's CUDA provider for a session.
+"""A model in parts, each of which rounds operands to TF32 or not: PyTorch decides this by kinds of
+operators, ONNX Runtime's CUDA provider for a whole session.
 
-The model is cut as it was exported, before anything is optimized: the replacement of an operator, a
-convolution that is written as a product, say, stays in the part of that operator.
+The model is cut as it was exported, before anything is optimized. So the replacement of an
+operator, for example of a convolution by a product, stays in the part of that operator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from taso_mirage.targets.protocol import STANDARD
 TF32 = "tf32"
 """PyTorch's name for single precision whose products round their operands to 10 bits."""
 MOST = 4
-"""Parts of a model, at most: each costs a launch."""
+"""The largest number of parts of a model: each costs a launch."""
 WIDE = (None, ir.DataType.FLOAT)
-"""The dtypes of operands that may be rounded; None where it is not known."""
+"""The dtypes of operands that may be rounded; None if a dtype is not known."""
 
 
 KINDS: Mapping[str, frozenset[str]] = {
@@ -44,7 +44,8 @@ def rounded_now(operators: frozenset[str]) -> frozenset[str]:
 
 
 def _rounds(setting: str) -> bool:
-    """Whether a setting says so; without cuDNN PyTorch makes products of the other operators."""
+    """Whether a setting allows rounding; without cuDNN PyTorch computes the other operators as
+    products."""
     products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     found = getattr(cudnn, setting) if cudnn.enabled and setting != "matmul" else products
     return bool(found.fp32_precision == TF32)
@@ -72,7 +73,8 @@ class PrecisionPart:
         return [str(each.name) for each in self.model.graph.outputs]
 
     def save(self, path: Path) -> None:
-        """Write it as it is, with its weights beside it: protobuf ends at 2 GB."""
+        """Write the model as it is, with its weights in another file: protobuf is limited to 2
+        GB."""
         ir.save(self.model, path, external_data=f"{path.name}.weights")
 
 
@@ -88,8 +90,8 @@ def _may_round(node: ir.Node) -> bool:
 
 
 def parts_of(model: ir.Model, rounded: Collection[str]) -> tuple[PrecisionPart, ...]:
-    """A model in parts that round the operands of these operators and of no others, in their order;
-    in one that rounds nothing, where that takes more than MOST."""
+    """A model in parts, in their order, that round the operands of these operators and of no
+    others; one part that rounds nothing if that takes more than MOST."""
     operators = rounding_operators(model)
     whole = PrecisionPart(model, bool(operators) and operators <= frozenset(rounded))
     if whole.tf32 or operators.isdisjoint(rounded) or model.functions or any(map(bodies, model.graph)):
@@ -109,7 +111,7 @@ class _Places:
 
 
 def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
-    """Each node as early as can be, in parts that round and that do not, in turn."""
+    """The part of each node, as early as possible, with rounding and exact parts in turn."""
     free, parts = _free(graph), dict[ir.Node, int]()
     for node in graph:
         number = max((parts[each] for each in _producers(node)), default=0)
@@ -120,8 +122,8 @@ def _places(graph: ir.Graph, rounded: Collection[str], first: bool) -> _Places:
 
 
 def _free(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes that depend on inputs alone, or give integers, as sizes are: their operands go from
-    part to part, not they."""
+    """The nodes that depend on inputs alone, or give integers, such as sizes: their operands go
+    from part to part instead of them."""
     found: set[ir.Node] = set()
     for node in graph:
         integers = all(value.dtype == ir.DataType.INT64 for value in node.outputs)
@@ -136,7 +138,7 @@ def _producers(node: ir.Node) -> list[ir.Node]:
 
 
 def _cut(model: ir.Model, places: _Places) -> tuple[PrecisionPart, ...]:
-    """The parts; none where a type of a value between them is not known."""
+    """The parts; none if the type of a value between them is not known."""
     last = len(places.regimes) - 1
     wanted: list[dict[ir.Value, None]] = [{} for _ in places.regimes]
     for value in model.graph.outputs:

@@ -33,15 +33,15 @@ _VERSION = attrgetter("_version")
 ROUNDS = frozenset(("cuda",))
 """The devices on which PyTorch may round operands to TF32."""
 COMPOSED_ON = frozenset(("cuda",))
-"""The devices on which the optimized graph may run by Inductor's code: on a CPU its operators are
+"""The devices on which Inductor's code may run the optimized graph: on a CPU its operators are
 hardly ever faster than ONNX Runtime's."""
 ORDERING = frozenset((torch.ops.aten.sort.default, torch.ops.aten.topk.default))
-"""PyTorch's operators in which the order among equals is free."""
+"""PyTorch's operators that may order equal elements in any way."""
 SHARE = 0.25
-"""The share of the budget for a graph like one that got kernels: those are made for its own
-sizes."""
+"""The share of the budget for a graph that is like one with kernels: its kernels are made for its
+own sizes."""
 PREDICTED = {"effort": "quick", "measure": False, "scheduler": None, "kernels": "off", "strategy": "best-first"}
-"""Options of `optimize` by which costs are predicted, and nothing is tuned."""
+"""Options of `optimize` with which costs are predicted, and nothing is tuned."""
 Likeness = tuple[Any, ...]
 """A key that is equal for graphs that are alike."""
 COMPARED = 3
@@ -49,11 +49,12 @@ COMPARED = 3
 
 
 class TooRounded(Unsupported):
-    """Where PyTorch's settings let operands be rounded to TF32, eager PyTorch is closer."""
+    """The error for a graph of which eager PyTorch is closer, although PyTorch's settings allow
+    rounding operands to TF32."""
 
 
 class TooSlow(Unsupported):
-    """Where another way is faster; `notes` are the optimizer's."""
+    """The error for a graph that another way runs faster; `notes` are the optimizer's."""
 
     def __init__(self, reason: str, results: Sequence[Result]) -> None:
         super().__init__(reason)
@@ -61,18 +62,18 @@ class TooSlow(Unsupported):
 
 
 def spent(seconds: Mapping[str, float]) -> str:
-    """How long the stages of the optimizer took, those that took more than 0.1 s."""
+    """The seconds of the optimizer's stages that took more than 0.1 s, as text."""
     shown = [f"{name} {each:.1f}" for name, each in seconds.items() if each > 0.1]
     return f"seconds of its stages: {', '.join(shown) or 'none took 0.1'}"
 
 
 class Program:
-    """A graph with these weights as they are, for the sizes that it holds for.
+    """A graph with the current values of its weights, for the sizes for which it holds.
 
-    A session computes the functional part, or, where `composing` is tried and that is faster,
-    Inductor's code of the optimized graph. `rounding`: whether operands are rounded to TF32 where
-    PyTorch's settings say so. Raises TooRounded where eager PyTorch is closer then, and Unsupported
-    with the reason where the graph has to stay there.
+    A session computes the functional part; if `composing` is set and that is faster, Inductor's
+    code of the optimized graph does. `rounding`: whether operands are rounded to TF32 where
+    PyTorch's settings allow it. Raises TooRounded if eager PyTorch is closer then, and Unsupported
+    with the reason if the graph has to stay in eager PyTorch.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Program:
         given = [arguments[i] for i in self._inputs]
         self._may_round = rounding_operators(form.model) if rounding and self._device.type in ROUNDS else frozenset()
         self._rounded = rounded_now(self._may_round)
-        self._reference(given)  # so that a graph that draws random numbers is not optimized
+        self._reference(given)  # it refuses graphs that draw random numbers before the optimizer runs
         like = likeness(captured, self._weights, options)
         known = PRECEDENTS.get(like)
         optimizing = None if known is None else known.options(options)
@@ -120,10 +121,10 @@ class Program:
     def _optimize(
         self, sessions: Sessions, given: Sequence[Any], few: Sequence[Any]
     ) -> tuple[list[Result], Calls, bool]:
-        """The optimizer's results and calls, on few samples if they can be; and whether operands
-        are rounded."""
+        """The optimizer's results and calls, on few samples if possible; and whether operands are
+        rounded."""
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the runtime asks the GPU for its own memory
+            torch.cuda.empty_cache()  # the runtime allocates its own memory on the GPU
         parts = sessions.parts(self._rounded, few)
         rounds = any(part.tf32 for part in parts)
         try:
@@ -131,15 +132,15 @@ class Program:
         except (InvalidOption, Unsupported):
             if few is given:
                 raise
-            return *sessions.optimize(parts, given), rounds  # it may name samples
+            return *sessions.optimize(parts, given), rounds  # the model may depend on the number of samples
 
     def stale(self) -> bool:
         """Whether a weight was changed in place after it became a part of the model."""
         return _state(self._weights) != self._state
 
     def holds(self, arguments: Sequence[Any]) -> bool:
-        """Whether it is for these weights and numbers, the sizes of these inputs, and PyTorch's
-        settings as they are."""
+        """Whether the program holds for these weights and numbers, the sizes of these inputs, and
+        PyTorch's current settings."""
         mine = all(map(is_, map(arguments.__getitem__, self._places), self._weights))
         mine = mine and all(arguments[i].item() == number for i, number in self._numbers.items())
         sized = mine and self._sizes.hold([arguments[i] for i in self._inputs])
@@ -164,7 +165,7 @@ class Program:
             raise StaysInPart(str(differs), ORDERING.__contains__) from differs
 
     def _exact(self, given: Sequence[Any]) -> Callable[[], Sequence[Any] | None]:
-        """The outputs in float64, once they are wanted."""
+        """A function of the outputs in float64, computed at its first call."""
         return cache(partial(in_float64, self._module, given))
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
@@ -175,9 +176,9 @@ class Program:
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)] if self._kept else found
 
     def _compose(self, sessions: Sessions, given: Sequence[Any], free: bool) -> None:
-        """Run the optimized graph by Inductor's code, with its kernels or without, where that gives
-        the same and is faster; at other sizes, if some are `free`, the session runs if it is no
-        slower than eager PyTorch."""
+        """Run the optimized graph by Inductor's code, with its kernels or without, if the results
+        are the same and it is faster. At other sizes, if some are `free`, the session runs if it is
+        no slower than eager PyTorch."""
         cuda, session, exact = self._device.type == "cuda", self._calls, self._exact(given)
         run, eager = partial(self._run, given), partial(self._eager, given)
         if both_short(run, run, cuda):
@@ -228,7 +229,7 @@ class Program:
 
 
 def _kept(given: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> frozenset[int]:
-    """The outputs whose memory is not theirs alone, as that of a constant: seen in two runs on the
+    """The outputs that share their memory, for example with a constant: seen in two runs on the
     same inputs."""
     places = [each.data_ptr() for each in (*given, *first, *second) if isinstance(each, torch.Tensor)]
     return frozenset(i for i, each in enumerate(second) if each.numel() and places.count(each.data_ptr()) > 1)

@@ -1,5 +1,5 @@
-"""Random numbers of a captured graph: PyTorch draws them before the rest, which takes them as
-inputs, so that they are those of eager PyTorch with the same seed."""
+"""Random numbers of a captured graph: PyTorch draws them before the rest of the graph, which takes
+them as inputs, so that they equal those of eager PyTorch with the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from taso_mirage.torch.functionalization import Captured, placeholders_of, value_of
 
 FACTORIES = frozenset(("rand", "randn", "randint", "randperm"))
-"""Random functions of sizes alone."""
+"""Random functions that depend on sizes alone."""
 DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d"))
 """Products with random factors that depend on sizes alone."""
 
@@ -42,7 +42,7 @@ def split_random(captured: Captured) -> RandomSplit:
         here[node], value = rest.placeholder(f"drawn_{i}"), value_of(node)
         sizes = tuple(value.shape), tuple(value.stride())
         own = torch.empty_strided(*sizes, dtype=value.dtype, device="meta") if _is_dropout(node) else value
-        here[node].meta["example_value"] = own  # in memory that no operand shares
+        here[node].meta["example_value"] = own  # its memory is shared with no operand
     for node in captured.graph.nodes:
         if node not in here:
             here[node] = rest.node_copy(node, here.__getitem__)
@@ -61,7 +61,8 @@ def _is_factory(node: Any) -> bool:
 
 
 def _is_dropout(node: Any) -> bool:
-    """Whether it is one in training, of fixed sizes and share, and changes nothing in place."""
+    """Whether a node is a dropout in training, of fixed sizes and share, that changes nothing in
+    place."""
     if _name(node) not in DROPOUTS or not _is_fixed(node) or list(node.args[:1]) != node.all_input_nodes:
         return False
     named = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
@@ -74,7 +75,7 @@ def _is_fixed(node: Any) -> bool:
 
 
 def _is_number(node: Any) -> bool:
-    """Whether a node is a number that no tensor's elements tell: a size, or one of the
+    """Whether a node is a number that depends on no tensor's elements: a size, or one of the
     arguments."""
     if node.op == "placeholder":
         return True
@@ -91,7 +92,7 @@ def _copy(graph: Any, node: Any, known: dict[Any, Any]) -> Any:
 
 
 def _factor(graph: Any, node: Any) -> Any:
-    """The factor of a dropout: the dropout of ones with the strides of its operand, which draws as
+    """The factor of a dropout: the dropout of ones with the strides of its operand. It draws as
     many numbers in the same order."""
     value = value_of(node.args[0])
     options = {"dtype": value.dtype, "device": value.device}
@@ -101,11 +102,11 @@ def _factor(graph: Any, node: Any) -> Any:
 
 
 RandomState = tuple[Any, ...]
-"""The states of PyTorch's generators: that of the processor, and that of the GPU if it is meant."""
+"""The states of PyTorch's generators: that of the processor, and that of the GPU if requested."""
 
 
 def random_state(cuda: bool) -> RandomState:
-    """The states now."""
+    """The current states."""
     return torch.get_rng_state(), *([torch.cuda.get_rng_state(0)] if cuda else [])
 
 

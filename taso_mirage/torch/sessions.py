@@ -1,5 +1,5 @@
-"""The sessions of an exported model on a device: optimized, with the kernels that were found, and
-several where PyTorch rounds the operands of some operators to TF32."""
+"""The sessions of an exported model on a device: optimized, with the found kernels, and several of
+them if PyTorch rounds the operands of some operators to TF32."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from taso_mirage.torch.inductor import ComposedCalls, OptimizedPart
 from taso_mirage.torch.precision import PrecisionPart, parts_of
 
 WARM = 3
-"""Calls after which all is captured that will be."""
+"""The number of calls after which nothing more is captured."""
 FINISHING = 0.1
 """The share of a graph's budget for the steps that follow: the comparison with eager PyTorch, and
 the times beside it."""
 LEAST = 0.5
-"""The share of the budget for the optimizer, however long the export took."""
+"""The least share of the budget for the optimizer, however long the export took."""
 
 
 class Sessions:
-    """Makes the sessions of a model; `options` are those of `optimize`, `optimizing` those with the
-    precedent's options for a graph like it. The budget `began` with the graph's export, by
+    """Makes the sessions of a model. `options` are those of `optimize`; `optimizing` are the same
+    with the precedent's options for a similar graph. The budget `began` with the graph's export, by
     `time.monotonic`; with the sessions, if left out."""
 
     def __init__(
@@ -56,11 +56,11 @@ class Sessions:
         self._inputs = [str(each.name) for each in model.graph.inputs]
         self._results = [str(each.name) for each in model.graph.outputs]
         self._cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run is captured in the default one
+        self._stream = torch.cuda.Stream(device) if self._cuda else None  # no run can be captured in the default stream
 
     def parts(self, rounded: Collection[str], given: Sequence[Any]) -> Sequence[PrecisionPart]:
-        """The model in parts that round the operands of these operators, or in one that rounds
-        nothing: the faster one on these inputs, both as they were exported."""
+        """The model in parts that round the operands of these operators, or as one part that rounds
+        nothing: the faster of both on these inputs, as they were exported."""
         parts = parts_of(self._model, rounded)
         if len(parts) == 1 or not self._options.get("measure", True):
             return parts
@@ -71,7 +71,7 @@ class Sessions:
                 one()
                 several()
             return whole if slower(one, several, self._cuda) is None else parts
-        except (TasoMirageError, RuntimeError):  # where it does not run, the whole says why
+        except (TasoMirageError, RuntimeError):  # the run of the whole model gives the reason
             return whole
 
     def optimize(self, parts: Sequence[PrecisionPart], given: Sequence[Any]) -> tuple[list[Result], Calls]:
@@ -89,7 +89,7 @@ class Sessions:
             for part in parts:
                 path = Path(folder) / f"{len(opened)}.onnx"
                 results.append(self._optimize_part(part, path, values, budget))
-                opened.append(self._open(Trusted(str(path)), part.tf32))  # its kernels were made here
+                opened.append(self._open(Trusted(str(path)), part.tf32))  # this process made its kernels
                 if len(opened) < len(parts):
                     found = self._bound(opened[-1:], part.inputs, part.results)([values[name] for name in part.inputs])
                     values |= dict(zip(part.results, found, strict=True))
@@ -98,12 +98,12 @@ class Sessions:
         return results, HostCalls(opened[0].session)
 
     def compose(self, parts: Sequence[OptimizedPart], given: Sequence[Any], otherwise: TensorCall) -> ComposedCalls:
-        """Calls of the optimized parts as one function by Inductor; see there."""
+        """Calls of the optimized parts as one function by Inductor (see `inductor`)."""
         return ComposedCalls(parts, self._inputs, self._results, given, self._device, otherwise)
 
     def _optimize_part(self, part: PrecisionPart, path: Path, values: Mapping[str, Any], budget: float) -> Result:
         asked = {name: _array(values[name]) for name in part.inputs}
-        share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant has no nodes
+        share = len(part.model.graph) / max(len(self._model.graph), 1)  # a constant model has no nodes
         options = {
             "may_grow": True,
             **self._optimizing,
@@ -140,7 +140,7 @@ class Sessions:
 
 
 def budget_left(budget: float, spent: float) -> float:
-    """Seconds that the optimizer has of a graph's budget, of which some were spent before."""
+    """The optimizer's seconds of a graph's budget, of which some were spent before."""
     return max(LEAST * budget, (1 - FINISHING) * budget - spent)
 
 

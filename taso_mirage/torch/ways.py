@@ -35,15 +35,16 @@ from taso_mirage.torch.inductor import code_of
 from taso_mirage.torch.random_ops import drawing, random_state, restore_random_state
 
 OURS, COMPOSED, INDUCTOR, EAGER = "ours", "composed", "inductor", "eager"
-"""The ways: by ONNX Runtime, by Inductor's code of the optimized graph, by that of the captured
-graph, and by eager PyTorch."""
+"""The ways: ONNX Runtime, Inductor's code of the optimized graph, Inductor's code of the captured
+graph, and eager PyTorch."""
 FALLBACKS = (EAGER, INDUCTOR)
-"""The ways of PyTorch that a graph is measured beside, by the option `fallback`: eager alone, or
+"""The ways of PyTorch with which a graph is compared, by the option `fallback`: eager alone, or
 Inductor, too."""
 DEVICES = frozenset((torch.device("cpu"), torch.device("cuda:0")))
-"""Where times are measured."""
+"""The devices on which times are measured."""
 PLACES = 8
-"""The most places of a graph at which operators may stay: each piece between them is compiled."""
+"""The largest number of places of a graph at which operators may stay in PyTorch: each piece
+between them is compiled."""
 GraphCall = Callable[..., Any]
 PieceCompiler = Callable[[Captured], GraphCall]
 """A captured graph, which gives a tuple, as a function."""
@@ -51,8 +52,8 @@ PieceCompiler = Callable[[Captured], GraphCall]
 
 @dataclass(frozen=True)
 class Way:
-    """How a captured graph, or a piece of one, with its number of operations, runs: by OURS,
-    COMPOSED, INDUCTOR or EAGER, and why not by ours; of one that was slower, the optimizer's
+    """How a captured graph, or a piece of one, runs: by OURS, COMPOSED, INDUCTOR or EAGER, with its
+    number of operations, and the reason against ours; if ours was slower, also the optimizer's
     notes."""
 
     by: str
@@ -62,7 +63,7 @@ class Way:
 
 
 def check_fallback(options: Mapping[str, Any]) -> str | None:
-    """The option, None where it depends on the device.
+    """The value of the option; None if it depends on the device.
 
     Raises InvalidOption.
     """
@@ -87,14 +88,14 @@ class Fallback:
         self._changed: frozenset[int] = frozenset()
 
     def beats(self, call: GraphCall, given: Sequence[Any]) -> float | None:
-        """How many times as long as Inductor's code a call takes on these arguments, where that is
+        """The ratio of a call's time to that of Inductor's code on these arguments, if the call is
         slower."""
         code = self.code_for(call, given)
         return None if code is None else self._race(call, code, given)
 
     def slower_than_eager(self, call: GraphCall, given: Sequence[Any]) -> float | None:
-        """How many times as long as eager PyTorch a call takes on these arguments, where that is
-        slower; random numbers come as if it had not been measured."""
+        """The ratio of a call's time to that of eager PyTorch on these arguments, if the call is
+        slower; the measurement does not change the state of random numbers."""
         changed = changed_arguments(self._captured, given)
         if changed is None or not _is_measurable(given):
             return None
@@ -106,15 +107,15 @@ class Fallback:
             restore_random_state(state)
 
     def _race(self, call: GraphCall, other: GraphCall, given: Sequence[Any]) -> float | None:
-        """How many times as long as another way a call takes, if it is slower."""
-        with suppress(torch.OutOfMemoryError):  # both ways keep memory
+        """The ratio of a call's time to that of another way, if the call is slower."""
+        with suppress(torch.OutOfMemoryError):  # both ways need memory at the same time
             copies = self._copies(given)
             return slower(lambda: call(*copies), lambda: other(*copies), _cuda(given))
         return None
 
     def code_for(self, call: GraphCall, given: Sequence[Any]) -> GraphCall | None:
-        """Inductor's code, if it is wanted for arguments like these, and this call or eager
-        PyTorch is long enough that it can matter."""
+        """Inductor's code, if it is wanted for arguments like these, and this call or eager PyTorch
+        takes long enough for a difference."""
         if not self.measures(given):
             return None
         if not self._tried:
@@ -127,11 +128,11 @@ class Fallback:
         return (_cuda(given) if self._wanted is None else self._wanted == INDUCTOR) and _is_measurable(given)
 
     def _try(self, call: GraphCall, given: Sequence[Any], cuda: bool) -> None:
-        """Compile it, once."""
+        """Compile the graph by Inductor, once."""
         eager, changed = self._captured.forward, changed_arguments(self._captured, given)
         self._changed = changed or frozenset()
         copies = self._copies(given)
-        # it draws other random numbers than eager
+        # the compiled code would draw other random numbers than eager PyTorch
         self._tried = changed is None or drawing(lambda: eager(*copies), cuda)[1]
         if self._tried or both_short(lambda: call(*copies), lambda: eager(*copies), cuda):
             return
@@ -152,7 +153,7 @@ class Fallback:
         self.code = self._apart(found) if self._changed else found
 
     def _compare(self, code: GraphCall, given: Sequence[Any]) -> None:
-        """Raise Unsupported where results, or arguments changed in place, are not eager's."""
+        """Raise Unsupported if results, or arguments changed in place, differ from eager's."""
 
         def results(call: GraphCall) -> list[Any]:
             copies = self._copies(given)
@@ -170,8 +171,8 @@ class Fallback:
         return [copy_strided(each) if i in self._changed else each for i, each in enumerate(given)]
 
     def _apart(self, compiled: GraphCall) -> GraphCall:
-        """Leave calls to eager where an argument that is changed in place shares memory with
-        another: the compiled code was made for arguments that do not."""
+        """A call that leaves the work to eager PyTorch if an argument that is changed in place
+        shares memory with another: the compiled code is for arguments without shared memory."""
         eager, changed = self._captured.forward, self._changed
 
         def call(*given: Any) -> Any:
@@ -189,7 +190,7 @@ def _cuda(given: Sequence[Any]) -> bool:
 
 
 def _is_measurable(given: Sequence[Any]) -> bool:
-    """Whether there are no gradients, and all is where times are measured."""
+    """Whether there are no gradients, and all tensors are on a device where times are measured."""
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     trained = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     return not trained and all(each.device in DEVICES for each in tensors)
@@ -199,10 +200,11 @@ def _is_measurable(given: Sequence[Any]) -> bool:
 
 
 def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceCompiler) -> tuple[Any, int] | None:
-    """The graph as calls of pieces in their order, those between the nodes that stay compiled, and
-    how many nodes these are; None where that cannot be said, or would be many.
+    """The graph as calls of pieces in their order, and the number of nodes that stay in PyTorch:
+    the pieces between these nodes are compiled.
 
-    A piece that changes an argument in place does so in its turn.
+    None if the nodes are not known, or too many. A piece that changes an argument in place does so
+    in its turn.
     """
     staying = _staying(captured, stays)
     parts = _parts(captured, staying)
@@ -211,7 +213,7 @@ def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceC
         return None
     try:
         whole = split_module(captured, None, parts.__getitem__, keep_original_order=True)
-    except (AssertionError, KeyError, RuntimeError):  # regions of autocast, or sizes that only numbers tell
+    except (AssertionError, KeyError, RuntimeError):  # regions of autocast, or sizes that depend on elements
         return None
     for name, part in list(whole.named_children()):
         if int(name.rpartition("_")[2]) not in left:
@@ -220,7 +222,7 @@ def in_pieces(captured: Captured, stays: Callable[[Any], bool], compiled: PieceC
 
 
 class _Piece(torch.nn.Module):  # type: ignore[misc]
-    """A piece as its caller has it: one result is no tuple."""
+    """A piece in its caller's form: a single result is no tuple."""
 
     def __init__(self, part: Captured, compiled: PieceCompiler) -> None:
         super().__init__()
@@ -237,7 +239,7 @@ class _Piece(torch.nn.Module):  # type: ignore[misc]
 
 
 def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
-    """The nodes that call such operators, seen in a run without elements."""
+    """The nodes that call operators which stay, seen in a run without elements."""
     runner, found = _Runner(captured), set[Any]()
 
     def observe(operator: Any, *_: Any) -> None:
@@ -251,13 +253,13 @@ def _staying(captured: Captured, stays: Callable[[Any], bool]) -> set[Any]:
     try:
         with modes[0], Observer(observe), torch.no_grad():
             runner.run(*given)
-    except Exception:  # a call that runs with elements alone
+    except Exception:  # a call that needs elements
         return set()
     return found
 
 
 class _Runner(torch.fx.Interpreter):  # type: ignore[misc]
-    """`node` is the one that runs."""
+    """An interpreter whose `node` is the node that runs."""
 
     node: Any = None
 
@@ -267,8 +269,8 @@ class _Runner(torch.fx.Interpreter):  # type: ignore[misc]
 
 
 def _parts(captured: Captured, staying: Collection[Any]) -> dict[Any, int]:
-    """The number of each node's piece, in their order; a result that is taken from several of a
-    node is in its piece."""
+    """The number of each node's piece, in their order; an item of a node's tuple is in the node's
+    piece."""
     parts: dict[Any, int] = {}
     number, stayed = 0, False
     for node in captured.graph.nodes:

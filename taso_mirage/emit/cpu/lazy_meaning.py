@@ -87,13 +87,13 @@ class LazyMeaning(Meaning[LoopValue]):
         function = function_of(fn)
         type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
         if function is SUBTRACT and _is_maximum(xs[1]):
-            # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
-            # nothing to a softmax
+            # -inf - (-inf), if all elements so far are masked, must be -inf, which adds nothing to
+            # a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
         fewer = usual_size(xs[-1].count) < usual_size(dim_product(type.shape or ()))
         if function is DIVIDE and is_float(type.dtype) and fewer:
-            # one quotient, and a product for each element: a rounding more, and several times
-            # faster
+            # one quotient, and a product for each element: one rounding more, but several times as
+            # fast
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, args=(xs[1],)))
         elif function is MULTIPLY and is_float(type.dtype):
             function, xs = _quotient(xs, type.shape or ())

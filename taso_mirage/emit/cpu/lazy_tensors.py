@@ -4,7 +4,7 @@ and views, which only change indices."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -20,7 +20,7 @@ BufferSizes = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """constant + the sum of coefficient * variable."""
+    """An affine index: constant + the sum of coefficient * variable."""
 
     constant: Dim = 0
     terms: tuple[tuple[str, Dim], ...] = ()
@@ -78,6 +78,25 @@ class CppBuffer(LoopValue):
         """Whether the elements lie row by row."""
         return all(s == t or n == 1 for s, t, n in zip(self.strides, contiguous(self.shape), self.shape, strict=True))
 
+    def offset(self, index: AffineIndex) -> Affine:
+        """The place of an element, in elements from the pointer."""
+        found = Affine(self.start)
+        for at, stride in zip(index, self.strides, strict=True):
+            found = found + at * stride
+        return found
+
+    def viewed(self, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
+        """The memory at an index as a buffer of this shape; the index is in the variables "0",
+        "1"..."""
+        at = self.offset(index)
+        steps = dict(at.terms)
+        strides = tuple([steps.get(str(i), 0) for i in range(len(shape))])
+        return replace(self, shape=shape, strides=strides, start=at.constant)
+
+    def part(self, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
+        """The part that begins at `start` of an axis."""
+        return replace(self, shape=shape, start=self.start + start * self.strides[axis])
+
 
 @dataclass(eq=False, slots=True)
 class LoopConstant(LoopValue):
@@ -88,13 +107,13 @@ class LoopConstant(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class LoopIota(LoopValue):
-    """0, 1, ..., n-1."""
+    """The numbers 0, 1, ..., n-1."""
 
 
 @dataclass(eq=False, slots=True)
 class Map(LoopValue):
-    """`fn` of the elements at the same index; operands have the shape of the result, or are
-    numbers."""
+    """The function `fn` of the elements at the same index; operands have the shape of the result,
+    or are numbers."""
 
     fn: Function
 
@@ -104,6 +123,11 @@ class LoopView(LoopValue):
     """Elements of `arg` at indices that are affine in its own."""
 
     axes: tuple[Axis, ...]
+
+    @property
+    def permutes(self) -> bool:
+        """Whether it shows every element of its operand once."""
+        return self.count == self.arg.count and all(c == 0 for c, _ in self.axes)
 
     def inner(self, index: AffineIndex) -> AffineIndex:
         """The index into `arg`."""
@@ -118,7 +142,7 @@ class LoopView(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Flat(LoopValue):
-    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in
+    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to be in
     memory."""
 
 
@@ -143,7 +167,7 @@ class Reduce(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Contract(LoopValue):
-    """einsum of two operands; `letters` are those of both and of the result."""
+    """The einsum of two operands; `letters` are those of both and of the result."""
 
     letters: tuple[str, str, str]
 
@@ -157,7 +181,7 @@ def contiguous(shape: Sequence[Dim]) -> BufferSizes:
 
 
 def own_axes(shape: BufferSizes) -> tuple[Axis, ...]:
-    """The axes of a view in which each index is that of the operand."""
+    """The axes of a view whose index is the operand's."""
     return tuple([(0, ((i, 1),)) for i in range(len(shape))])
 
 
@@ -167,7 +191,7 @@ def shape_axes(shape: Sequence[Dim]) -> AffineIndex:
 
 
 def view_of(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
-    """A view of `a`; of a view, one view of its base. Extents of 1 have the index 0."""
+    """A view of `a`; if `a` is a view, a view of its base. Axes of size 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     made = LoopView(a.dtype, shape, tuple(axes), args=(a,))
     if not isinstance(a, LoopView):

@@ -144,7 +144,7 @@ class NativeKernel:
         if scratch is None:
             scratch = self._scratch_of(self.scratch_bytes(sizes))
 
-        def run(kept: object = (inputs, outputs, prepared, given)) -> None:  # pointers do not keep arrays
+        def run(kept: object = (inputs, outputs, prepared, given)) -> None:  # pointers do not keep arrays alive
             self._entry(taken, made, ctypes.c_void_p(scratch.ctypes.data), self._parallel, self._pool)
 
         return run

@@ -89,7 +89,7 @@ def tuned_ranges(
         times.pop()
     measured = measured[: len(times)]
     usual = times[0].index(min(times[0]))
-    alike = [layout(each.graph) == layout(made[usual].graph) for each in made]  # they read the same prepared weights
+    alike = [layout(each.graph) == layout(made[usual].graph) for each in made]  # with the same prepared weights
     times = [[t if same else inf for t, same in zip(own, alike, strict=True)] for own in times]
     last, before = ranges(measured, times, usual)
     return made[last].graph, [SizeRange(made[i].graph, most) for i, most in before]

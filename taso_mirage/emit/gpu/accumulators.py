@@ -1,5 +1,5 @@
-"""The accumulators of a kernel's loop: variables that each iteration adds to, and running maxima,
-means and variances."""
+"""The accumulators of a kernel's loop: sums over iterations, and running maxima, means and
+variances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
 class Accumulators:
-    """`values`: those of the terms so far. `notes` says why accumulators are as they are."""
+    """`values`: the values of the terms so far. `notes` gives the reasons for the form of
+    accumulators."""
 
     def __init__(self, tiles: Tiles, values: Mapping[Node, Tile], sizes: FreeNames) -> None:
         self.tiles, self.lines, self.values, self.sizes = tiles, tiles.lines, values, sizes
@@ -32,9 +33,9 @@ class Accumulators:
         self.notes: list[str] = []
 
     def running(self, node: Node) -> Tile:
-        """The maximum of this iteration and of those before it."""
+        """The maximum of this iteration and of earlier ones."""
         x = self.tiles.computed(self.values[node.args[0]])
-        if x.code not in self.maxima:  # of one value with other dims of size 1 there is one maximum
+        if x.code not in self.maxima:  # values that differ in dims of size 1 share a maximum
             name = self._state("m", x, repr(MAXIMUM_START))
             new = self.lines.let(LoopPhase.LOOP, f"{name}_new", tl.maximum(name, x.code))
             self.lines.last.append(let(name, new))
@@ -47,7 +48,7 @@ class Accumulators:
         over, x = node.attr("over"), self.values[node.args[0]]
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
-        by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
+        by_rows = over == "rescaled" and self.values[node.args[1]].present  # else one product more for each element
         late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self.tiles.lane_count(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
@@ -73,8 +74,9 @@ class Accumulators:
         return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _whole(self, x: Tile, over: Sequence[int], neutral: float) -> tuple[Tile, tuple[int, ...]]:
-        """x with `neutral` beyond the rest of the last iteration, along axes that from now on are
-        those of a whole tile: after the loop that rest is not that of the iterations before."""
+        """x with `neutral` beyond the rest of the last iteration, along axes that are those of a
+        whole tile from now on: after the loop the rest of the last iteration does not hold for
+        earlier ones."""
         fresh: dict[int | None, int] = {}
         for axis in over:
             if self.sizes.is_iterations(self.tiles.axes_of.size(axis)):
@@ -88,14 +90,14 @@ class Accumulators:
         return replace(x, shape=shape, axes=axes), tuple(fresh.get(a, a) for a in over)
 
     def _is_bounded(self, node: Node) -> bool:
-        """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a
-        running maximum is that of all at its end."""
+        """Whether a term is a maximum with a number of at least LOWEST: no element is -inf, so a
+        running maximum ends as the maximum of all."""
         bounds = [self.values[a].number for a in node.args] if traits(node).lowering is Lowering.MAXIMUM else []
         return any(n is not None and n >= MAXIMUM_START for n in bounds)
 
     def _variance(self, part: Tile, part_mean: Tile) -> Tile:
-        """In one pass: `variance` and `mean` have those of the iterations before this one, of
-        number t."""
+        """The variance in one pass: `variance` and `mean` have those of the iterations before this
+        one, of number t."""
         part, part_mean = self.tiles.computed(part), self.tiles.computed(part_mean)
         variance, mean = (
             replace(x, code=self._state(hint, x, "0.0"), stage=LoopPhase.LOOP, zero=False)
@@ -107,7 +109,7 @@ class Accumulators:
         return replace(variance, stage=LoopPhase.AFTER)
 
     def _rescale(self, node: Node, x: Tile, y: Tile) -> Expression:
-        """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
+        """The factor e^(degree (m_old - m_new)), broadcast over the accumulator's tile."""
         old, new = self.states[node.args[1]]
         m, degree = self.values[node.args[1]], node.attr("degree")
         if degree < 0:

@@ -1,5 +1,5 @@
-"""Axes of tiles in registers: which are one axis, and how many lanes it has (a power of two, 16 or
-more where a dot needs it)."""
+"""Axes of tiles in registers: which of them are equal, and their numbers of lanes (powers of two,
+at least 16 where a dot needs it)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from taso_mirage.ir.mugraph import largest_size
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
+    """The least power of two of at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def grouped(parts: Sequence[Dim], whole: Sequence[Dim]) -> list[list[int]] | None:
-    """For each dim of `whole` the dims of `parts` that it has in row order, those of 1 left out;
-    None where a dim of `parts` would be cut."""
+    """For each dim of `whole` the dims of `parts` of which it consists in row order, without those
+    of 1; None if a dim of `parts` would be cut."""
     found, i = [], 0
     for n in whole:
         group: list[int] = []
@@ -33,11 +33,11 @@ def grouped(parts: Sequence[Dim], whole: Sequence[Dim]) -> list[list[int]] | Non
 
 
 class TileAxes:
-    """A body is read twice: the first reading joins axes and learns the demands of dots, the second
-    finds every axis where it was.
+    """The axes of a body, which is read twice: the first reading joins axes and records the demands
+    of dots, the second gets the same axes again.
 
-    So numbers are given in the order of asking, and nothing that a reading does may depend on how
-    many lanes an axis has.
+    So numbers are given in the order of requests, and no step of a reading may depend on the number
+    of an axis's lanes.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TileAxes:
         return axis
 
     def join(self, a: int, b: int) -> int:
-        """The one axis that both are from now on."""
+        """Join two axes, and return the joined one."""
         a, b = self.find(a), self.find(b)
         if self._size[a] != self._size[b]:
             raise Unsupported(f"an axis of {self._size[a]} elements beside one of {self._size[b]}")
@@ -83,7 +83,7 @@ class TileAxes:
         return self._size[self.find(axis)]
 
     def largest(self, axis: int) -> int:
-        """The size of an axis; the full tile's size where the axis is cut into tiles."""
+        """The size of an axis; the full tile's size if the axis is cut into tiles."""
         return int(largest_size(self.size(axis)))
 
     def lanes(self, axis: int) -> int:

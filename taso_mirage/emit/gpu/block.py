@@ -42,13 +42,13 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
 
 AGAIN = {"eviction_policy": '"evict_last"'}
-"""The policy of the second load of a tile that a dot and another term read: in shared memory the
-tile is swizzled for the dot, and every other read has bank conflicts (19.9-fold, measured on an
-H100). Another policy keeps the compiler from making the two loads one."""
+"""The cache policy of the second load of a tile that a dot and another term read: in shared memory
+the tile is swizzled for the dot, and every other read has bank conflicts (19.9-fold, measured on an
+H100). Different policies keep the compiler from joining the two loads."""
 
 
 class TritonBlock:
-    """The function of one kernel while it is written."""
+    """The state of one kernel's function during its generation."""
 
     specialized = False
     helpers = ()
@@ -198,7 +198,7 @@ class TritonBlock:
         return TRITON.function(ProgramFunction(term.name, given, tuple(body), not_specialized(sizes.given)))
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The reasons for the form of the function."""
         results = [each.buffer for each in self.memory.results]
         loads = self.memory.in_flight if self.term.looped else None
         said = said_of(self.orders, loads, self.memory.before, results)

@@ -1,13 +1,12 @@
 """Products of one row with weights in blocks on the tensor cores, without shared memory.
 
 A thread that loads 16 bytes of weights has the numbers of four words in a row of one column. A
-product of matrices (`mma`) wants this of a thread, up to the order of the sum, if loads spread the
-threads of a warp over four such pieces and eight columns. So weights and x are loaded in that
-order; all that follows only names axes, and moves nothing. A warp has a group of blocks. The tensor
-cores multiply eight columns of x at least, and there is one row of it: so they get one column for
-each block of the group, and of all blocks of weights times all blocks of x the diagonal counts,
-with the scale of each. Integers of 8 bits are exact in half precision, and sums are single
-precision.
+product of matrices (`mma`) needs these in a thread, up to the order of the sum, if loads distribute
+the threads of a warp over four such pieces and eight columns. So weights and x are loaded in that
+order; all later steps only name axes, and move nothing. A warp has a group of blocks. The tensor
+cores multiply at least eight columns of x, but x has one row: so they get one column for each block
+of the group. Of all blocks of weights times all blocks of x, the diagonal counts, with the scale of
+each block. Integers of 8 bits are exact in half precision, and sums are single precision.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class BlockProduct:
 
     @property
     def source(self) -> Node:
-        """The operand x before reshapes that only move its dims of 1."""
+        """The operand x without reshapes that only move its dims of 1."""
         x = self.x
         while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
             x = x.args[0]
@@ -58,7 +57,7 @@ class BlockProduct:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Groups, and blocks in each."""
+        """The number of groups, and of blocks in each."""
         d = int(self.numbers.shape[1])
         group = math.gcd(d, COLUMNS)
         return d // group, group
@@ -74,7 +73,7 @@ class BlockProduct:
 
 def block_products(body: Graph, reads: Sequence[TritonBuffer], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
     """The sums of a body without a loop that are such products, of whole pieces and columns, and of
-    weights and scales of the model: both are loaded before the kernel before ends."""
+    weights and scales of the model: both are loaded before the preceding kernel ends."""
     readers = users(body)
     given = {x for x, buffer in zip(body.inputs, reads, strict=True) if buffer.role == "input"}
     alone = {n for n in body if len(readers.get(n, ())) == 1 and n not in body.outputs}
@@ -107,14 +106,14 @@ def _long(x: Node) -> list[Dim]:
 
 
 def held(products: Mapping[Node, BlockProduct], node: Node) -> int:
-    """How many elements of a term are in registers: numbers stay in words until they are
+    """The number of elements of a term in registers: numbers stay in words until they are
     multiplied."""
     bits = next((p.bits for p in products.values() if node.shape == p.numbers.shape), 32)
     return elements(node) * bits // 32
 
 
 def warps(products: Mapping[Node, BlockProduct]) -> int:
-    """One for each group of blocks; 0 without such products."""
+    """The number of warps, one for each group of blocks; 0 without such products."""
     return max((min(power_of_two(p.blocks[0]), WARPS) for p in products.values()), default=0)
 
 
@@ -222,7 +221,7 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
     x = xp.masked(x, x.present, 0.0)
     c, group, digits = xp.axes_of.lanes(columns), product.blocks[1], product.digits
     groups, e = xp.axes_of.lanes(blocks) // group, math.prod(digits)
-    inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces after all but a pair of pairs
+    inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces precede only a pair of pairs
     stage = max(numbers.stage, x.stage, scales.stage)
     let = xp.lines.let
     apart = tl.reshape(_half(numbers), [c, groups, group, *digits])

@@ -1,4 +1,5 @@
-"""A `kernel` term with its buffers, and all that is read off it before anything is written."""
+"""A `kernel` term with its buffers, and all its properties that are known before any code is
+written."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class BlockTerm:
 
     @cached_property
     def alone(self) -> set[Node]:
-        """The terms that only the first block of a cluster needs."""
+        """The terms that only the first block of a cluster computes."""
         return stored_by_first(self.node) if self.cluster != 1 else set()
 
     @cached_property
@@ -89,12 +90,12 @@ class BlockTerm:
 
     @cached_property
     def chained(self) -> set[Node]:
-        """The products that go on to another one."""
+        """The products whose results another product reads."""
         return chained(self.body, self.looped)
 
     @cached_property
     def words(self) -> dict[Node, int]:
-        """The terms that are numbers of a few bits, with how many."""
+        """The terms that are numbers of a few bits, with the number of bits."""
         return in_words(self.body, self.reads, self.readers)
 
     @cached_property
@@ -109,20 +110,20 @@ class BlockTerm:
 
     @cached_property
     def split(self) -> dict[Node, Groups]:
-        """The terms that cut dims of loaded values, with the dims that one in memory has: offsets
-        say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
+        """The terms that cut dims of loaded values, with the dims in memory: offsets do the
+        cutting, and no tile is reshaped, which needs a tile without lanes beyond its sizes."""
         reshapes = (n for n in self.body if traits(n).lowering is Lowering.RESHAPE and n.args[0] in self.body.inputs)
         return _joining({node: grouped(node.shape, node.args[0].shape) for node in reshapes})
 
     @cached_property
     def merged(self) -> dict[Node, Groups]:
-        """The terms that join dims of values that are only stored, in the same way."""
+        """The terms that join dims of values that are only stored, by offsets as well."""
         last = [n for n in self.body.outputs if not self.readers.get(n)]
         reshapes = (n for n in last if traits(n).lowering is Lowering.RESHAPE and n.args[0] not in self.body.inputs)
         return _joining({node: grouped(node.args[0].shape, node.shape) for node in reshapes})
 
     def is_shared(self, node: Node) -> bool:
-        """Whether a product and something else read a tile."""
+        """Whether a product and another term read a tile."""
         return len(set(self._kinds(node))) > 1
 
     def _kinds(self, node: Node) -> Iterator[bool]:
@@ -139,15 +140,15 @@ class BlockTerm:
         return overlaps([b.shape for b in self.reads], self.body, self.grid, self.node.attr("imap"))
 
     def cuts(self, i: int) -> list[TileCut]:
-        """How the grid and the loop cut an operand."""
+        """The cuts of an operand by the grid and the loop."""
         found = zip(self.node.attr("imap")[i], self.grid, self.overlaps, BLOCK_IDS, strict=False)
         return [*found, (self.node.attr("fmap")[i], self.loop, None, "t")]
 
     def result_cuts(self, o: int) -> list[TileCut]:
-        """How the grid cuts a result."""
+        """The cuts of a result by the grid."""
         return list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, BLOCK_IDS, strict=False))
 
 
 def _joining(groups: Mapping[Node, Groups | None]) -> dict[Node, Groups]:
-    """The groups of dims of which one has several."""
+    """The groups of dims, if one of them has several dims."""
     return {node: each for node, each in groups.items() if each and max(map(len, each)) > 1}

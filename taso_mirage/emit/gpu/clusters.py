@@ -2,10 +2,9 @@
 folds its share of them over all blocks through distributed shared memory, and writes that to all
 blocks, or, where only one block stores the result, to that one.
 
-Blocks are programs of one kind, so a thread has the same elements in each of them, and the exchange
-is elementwise: PTX within the program that the compiler does not look into. A kernel that Triton
-itself splits over a cluster (num_ctas) is laid out by its compiler, which knows nothing of our
-blocks.
+All blocks run the same program, so a thread has the same elements in each of them, and the exchange
+is elementwise: inline PTX, which the compiler does not analyze. A kernel that Triton itself splits
+over a cluster (num_ctas) has the layout of its compiler, which does not know our blocks.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def launch_clusters(function, grid, blocks, *args, **options):
         made.packed_metadata = (warps, blocks, shared)
     function[grid](*args, **options)
 '''
-"""Part of a program that has clusters."""
+"""The part of a program with clusters."""
 
 
 def stored_by_first(node: Node) -> set[Node]:

@@ -2,10 +2,10 @@
 over the kernel's elements and the channels of the data.
 
 A tile of the data is loaded with its pixels shifted, and masked where they leave the image, so
-nothing is padded in memory. Groups that are merged are one tile of the weights, of which the
-elements off the diagonal are not loaded. Of an image of few channels a row of the kernel is one
-depth of the product, as its pixels lie beside each other in memory. Without channels to sum over (a
-group has one) there is no product for tensor cores, but one of elements.
+nothing is padded in memory. Merged groups are one tile of the weights, of which the elements off
+the diagonal are not loaded. In an image of few channels a row of the kernel is one depth of the
+product, as its pixels are contiguous in memory. Without channels to sum over (a group has one),
+products are elementwise, without tensor cores.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
 
 DOT = 16
-"""Rows, columns and depth that a product on tensor cores has at least."""
+"""The least rows, columns and depth of a product on tensor cores."""
 
 
 def is_flat(node: Node) -> bool:
-    """Whether a row of a convolution's kernel is one depth: of an image of few channels."""
+    """Whether a row of a convolution's kernel is one depth, for an image of few channels."""
     return bool(node.attr("group") == 1 and node.args[1].shape[2] < DOT and node.attr("dilations")[1] == 1)
 
 
@@ -80,7 +80,7 @@ class ConvolutionBlock(FormFunction):
 
     @property
     def single(self) -> bool:
-        """Whether it multiplies matrices in single precision."""
+        """Whether the function multiplies matrices in single precision."""
         return self.buffers[0].dtype == "float32" and not self.elementwise
 
     @property
@@ -127,8 +127,8 @@ class ConvolutionBlock(FormFunction):
         return [*given, "out"]
 
     def _loaded(self) -> int:
-        """Elements that a block loads from the second cache: rows shifted along an image are in the
-        first one if they go through registers."""
+        """The number of elements that a block loads from the second cache: rows shifted along an
+        image are in the first cache if they go through registers."""
         around = math.prod(self.kernel) * self.pixels
         if self.unrolled or self.elementwise:
             around = seen_pixels(self.node, self.kernel, self.pixels)
@@ -163,7 +163,7 @@ class ConvolutionBlock(FormFunction):
         yield loop("t", steps, self._elements() if self.elementwise else self._product())
 
     def _seen(self, row: Expression, column: Expression) -> Iterator[Statement]:
-        """Where the pixels of a tile of the data are, and whether they are in the image."""
+        """The places of the pixels of a tile of the data, and whether they are in the image."""
         (h, w, channels), (i, j) = self._image, self.node.attr("dilations")
         yield let("high", v.top + row * i)
         yield let("wide", v.left + column * j)
@@ -192,7 +192,7 @@ class ConvolutionBlock(FormFunction):
         yield add("acc", v.x_tile.to(tl.float32) * v.w_tile.to(tl.float32)[None, :])
 
     def _row(self, row: Expression) -> Iterator[Statement]:
-        """Where a row of the kernel is: its pixels lie beside each other, with their channels."""
+        """The place of a row of the kernel: its pixels are contiguous, with their channels."""
         h, w, channels = self._image
         yield let("high", v.top + row * self.node.attr("dilations")[0])
         yield let("wide", v.left[:, None] + (v.depth // channels)[None, :])
@@ -241,7 +241,7 @@ class ConvolutionBlock(FormFunction):
         yield tl.store(v[self.names[-1]] + v.place, v.acc, v.kept)
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The reasons for the form of the function."""
         shifted = "x is loaded with its pixels shifted for each of the kernel's elements, and masked where they leave the image."
         if self.elementwise:
             return [shifted, "a group has one channel: products of elements, in fp32."]

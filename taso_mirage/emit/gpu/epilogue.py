@@ -54,7 +54,7 @@ class Epilogue:
         tiles = Tiles(axes, lines, tile_product)
         sides = [axes.fresh(n) for n in tile]
         whole = Tile(result, self._placed(tile, 1), self._placed(sides, None), "float32", "float32")
-        alone = int(not self.channels_last)  # the side of positions, which a vector of channels lacks
+        alone = int(not self.channels_last)  # the dim of positions, which a vector of channels lacks
         shape = self._placed([1 if i == alone else n for i, n in enumerate(tile)], 1)
         vector = replace(
             whole, shape=shape, axes=self._placed([None if i == alone else a for i, a in enumerate(sides)], None)

@@ -1,7 +1,7 @@
 """The functions of forms: their buffers, the names of their operands, and their text.
 
-A function is written twice. The first text has stand-ins for the operands, so its names are those
-that the function has itself; the second one gives the operands other names.
+A function is written twice. The first text has stand-ins for the operands, so its names are the
+function's own; in the second one the operands have other names.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 
 TENSOR_CORES = 16
-"""How many times as fast as the products of a thread in single precision are those of tensor cores,
-which `Traffic.flops` counts."""
+"""The speed of products on tensor cores, which `Traffic.flops` counts, relative to those of a
+thread in single precision."""
 
 
 class FormFunction(ABC):
@@ -49,26 +49,26 @@ class FormFunction(ABC):
 
     @abstractmethod
     def _read_sizes(self) -> None:
-        """Read the sizes of the term and of its blocks. Raises Unsupported where there is no
-        function for them."""
+        """Read the sizes of the term and of its blocks. Raises Unsupported if there is no function
+        for them."""
 
     def _name_operands(self, names: list[str]) -> None:
         self.names = names
 
     @abstractmethod
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        """How it is launched, with this schedule or a first one."""
+        """The launch of the function, with this schedule or a first one."""
 
     @abstractmethod
     def source(self) -> str:
-        """The function."""
+        """The text of the function."""
 
     @abstractmethod
     def explained(self) -> list[str]:
-        """Sentences that say why it is as it is."""
+        """Sentences that give the reasons for the form of the function."""
 
     def _text(self, parameters: Iterable[str | Parameter], body: Iterable[Statement]) -> str:
-        """The function with this body, and these parameters behind the operands and the sizes."""
+        """The function with this body, and these parameters after the operands and the sizes."""
         given: list[str | Parameter] = [*self.names, *self.free, *parameters]
         return TRITON.function(ProgramFunction(self.name, given, tuple(body), not_specialized(self.free)))
 
@@ -89,7 +89,7 @@ class FormFunction(ABC):
         return TritonLaunch(self.name, (grid,), loop, names, chosen, traffic, self.free)
 
     def _check_block(self, sizes: Iterable[int], least: int = 1) -> None:
-        """Raise Unsupported for sizes of a block that are no powers of two of at least this."""
+        """Raise Unsupported unless the sizes of a block are powers of two of at least this."""
         if any(n < least or n & (n - 1) for n in sizes):
             block = self.node.attr("block")
             raise Unsupported(f"{self.node.op} with blocks of {block}; powers of two have a form in Triton")
@@ -122,14 +122,14 @@ class FusedFunction(FormFunction):
 
 
 def flags(*names: str) -> list[Parameter]:
-    """Compile-time parameters of a function that are false where a launch does not give them."""
+    """Compile-time parameters of a function that are false unless a launch gives them."""
     return [Parameter(name, "False") for name in names]
 
 
 def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
     """Names of the operands in their order, made of those of their buffers.
 
-    An operand behind data and weights has a tile of its own, `NAME_tile`, so no other operand has
+    An operand after data and weights has a tile of its own, `NAME_tile`, so no other operand has
     that name.
     """
     names, found = Lines(taken, True), list[str]()

@@ -1,4 +1,4 @@
-"""Where the tiles of a kernel lie: offsets from the start of a tensor."""
+"""The places of a kernel's tiles: offsets from the start of a tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taso_mirage.ir.mugraph import LoopPhase, Overlap, tile_stride, usual_size
 
 Groups = Sequence[Sequence[int]]
 TileCut = tuple[int, Dim, Overlap | None, str]
-"""The dim that a grid dim or the loop cuts, into how many, how the tiles overlap, and the variable
+"""The dim that a grid dim or the loop cuts, the number of tiles, their overlap, and the variable
 that counts them."""
 
 
@@ -24,9 +24,9 @@ def place(
     present: Sequence[int],
     cuts: Sequence[TileCut],
 ) -> list[Expression]:
-    """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes,
-    times the stride. `axes` are those of each dim in memory, each with how many elements of the
-    dim one step along it is."""
+    """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times
+    the stride. `axes` are those of each dim in memory, each with the number of the dim's elements
+    in one step along it."""
     found = list[Expression]()
     for dim in buffer.order:
         share, starts = buffer.shape[dim], list[Expression]()
@@ -43,8 +43,8 @@ def place(
 def _offsets(
     tiles: Tiles, buffer: TritonBuffer, dim: int, starts: Sequence[Expression], lanes: Sequence[Expression], tile: Dim
 ) -> list[Expression]:
-    """The offsets along a dim. Where sizes are given in a run, offsets have 64 bits, except those
-    of lanes that stay below 2^31."""
+    """The offsets along a dim. If a run gives sizes, offsets have 64 bits, except those of lanes
+    that stay below 2^31."""
     size, stride = buffer.shape[dim], buffer.strides[dim]
     if isinstance(stride, int) and (isinstance(size, int) or stride == 1):
         parts = [*starts, *lanes]

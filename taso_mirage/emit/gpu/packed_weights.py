@@ -1,8 +1,8 @@
-"""Integers of a few bits in words of 32: weights as a block loads them, as floats.
+"""Integers of a few bits in words of 32 bits: the weights that a block loads, as floats.
 
-A thread that loads a word has eight numbers of four bits side by side. Two at a time become floats
-of half precision without a conversion, which is slow on a GPU: their bits are set below those of
-1024 or 64, which is then taken away. Blocks of weights are loaded with the blocks outermost: so
+A thread that loads a word has eight numbers of four bits. Two at a time become floats of half
+precision without a conversion, which is slow on a GPU: their bits become the lowest ones of 1024 or
+64, which is subtracted then. Blocks of weights are loaded with the blocks outermost: so
 neighbouring threads read neighbouring words, and a thread has several rows for which it reads an
 activation once.
 """
@@ -24,17 +24,17 @@ from taso_mirage.operators.ops import traits
 WORD_BYTES = 4
 """The bytes of a word."""
 POWER, TWICE, RAISED = 1024, 0x64006400, 0x54005400
-"""A number of half precision of which the least bit is 1, the bits of two of it, and those of two
-of 64, of which the fifth bit is 1."""
+"""The number of half precision whose least bit is worth 1, the bits of a pair of it, and the bits
+of a pair of 64, whose fifth bit is worth 1."""
 
 UNKNOWN = tl.program_id(0) >> 30
-"""0, as there are fewer blocks; the compiler does not know it, and makes one instruction of an
-"and" and an "or" of which not both are with a number."""
+"""An expression for 0, as there are fewer blocks. The compiler does not know its value, and makes
+one instruction of an "and" and an "or" if at most one of them is with a constant."""
 
 
 def in_words(body: Graph, reads: Sequence[TritonBuffer], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
-    """The terms that are numbers of a few bits of loaded values, with how many bits: whole words of
-    them, of which only floats are read."""
+    """The terms that are numbers of a few bits of loaded values, with the number of bits. Only
+    terms of whole words that are read as floats count."""
     found = {}
     for x, buffer in zip(body.inputs, reads, strict=True):
         if buffer.dtype != "uint8" or not x.shape or not _whole(x) or not _whole(buffer):
@@ -61,12 +61,12 @@ def loaded_words(
     digits: Digits | None = None,
 ) -> Tile:
     """The words of `leaf`, a tile of the argument `name`, loaded in the order of a product of
-    blocks where that has one."""
+    blocks if there is one."""
     shape = (*leaf.shape[:-1], known_count(leaf.shape[-1:]) // WORD_BYTES)
     buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
     axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
     present = [a for a in axes if a is not None]
-    # as it is loaded: Triton spreads threads over the last axis, and then over the first
+    # the order of the load: Triton distributes threads over the last axis, and then over the first
     order = [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
     at = place(tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, cuts)
     masks = tiles.masks(order, [a for a in present if tiles.axes_of.padded(a)])
@@ -85,7 +85,7 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     each, low, high = 32 // bits, list[Expression](), list[Expression]()
     number = 2**bits - 1
     for i in range(each // 2):
-        raised = i % 2 if bits == 4 else 0  # where it is: so there are half as many shifts
+        raised = i % 2 if bits == 4 else 0  # a number that stays at its place saves a shift
         moved = group(v[words.code] >> bits * (i - raised)) if i - raised else v[words.code]
         mask = hex(number * 0x10001 << bits * raised)
         twice = tiles.lines.let(LoopPhase.INVARIANT, "twice", v[hex(RAISED if raised else TWICE)] | group(UNKNOWN))

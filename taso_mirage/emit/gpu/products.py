@@ -1,8 +1,8 @@
 """Contractions of tiles: a dot on the tensor cores where both operands have rows, else multiply and
 sum.
 
-A vector times a matrix, both as stored, is a dot too where the sum cannot wait for the end of a
-loop (`vector_products`): lanes need not exchange partial sums in every iteration (16.4 to 16.1 us
+A vector times a matrix, both as stored, is a dot, too, if the sum cannot wait for the end of a loop
+(`vector_products`): lanes need not exchange partial sums in every iteration then (16.4 to 16.1 us
 for one query on 8,192 keys of 8 heads on an H100, written by hand).
 """
 
@@ -26,27 +26,27 @@ from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.operators.ops import traits
 
 GROUP_ROWS = 64
-"""Rows of a product of Hopper's, which four warps share."""
+"""The rows of a product of Hopper's tensor cores, which four warps share."""
 APART = "always: its warps share this product, as the compiler sees none behind it"
-"""Where a product goes on to another one, Triton 3.6 gives each warp all columns of its rows, so
-with more warps than rows for them several compute the same. It looks for the other one through
+"""If another product reads a product, Triton 3.6 gives each warp all columns of its rows, so with
+more warps than the rows need several compute the same. It looks for the other product through
 operands, and not past a branch. (One latent head on an H200: 22.6 to 21.4 us.)"""
 Letters = dict[str, int]
-"""The axis of every letter that a tile has one for, in the tile's order."""
+"""The axis of every letter, in the tile's order; letters without an axis are left out."""
 LAYOUT = frozenset({Lowering.TRANSPOSE, Lowering.RESHAPE})
-"""Operators that move elements, and compute nothing."""
+"""Operators that move elements and compute nothing."""
 LEAST = 16
 """The least size of each of a dot's three sides."""
 DEFERRED = 8192
-"""Elements of a tile, at most, that are accumulated as they are to be folded once, after the
+"""The largest number of elements of a tile that are accumulated unfolded, and folded once after the
 loop."""
 Make = Callable[[Tiles, Tile, Tile, Letters, Letters, Sequence[str]], tuple[Tile, list[str]]]
 
 
 def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collection[Node]) -> dict[Node, Node]:
-    """The sums of a loop that are dots of a vector, with the products that they sum: both operands
-    as loaded (`halves`: operands stored in half precision), so that nothing is rounded, and no
-    accumulator that takes the product as it is."""
+    """The sums of a loop that are dots of a vector, with the products that they sum. Both operands
+    are as loaded (`halves`: operands stored in half precision), so that nothing is rounded, and no
+    accumulator takes the product itself."""
     readers = users(body)
     found = {}
     for node in body:
@@ -68,8 +68,8 @@ def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collec
 
 
 def chained(body: Graph, looped: bool) -> set[Node]:
-    """The contractions that another one reads, whatever is between them, before an iteration
-    ends."""
+    """The contractions that another one reads before an iteration ends, directly or through other
+    terms."""
     readers, found = users(body), set[Node]()
     for node in (n for n in body if traits(n).lowering is Lowering.CONTRACT):
         waiting, seen = list(readers.get(node, ())), set[Node]()
@@ -86,7 +86,7 @@ def chained(body: Graph, looped: bool) -> set[Node]:
 
 
 def elements(x: Node) -> int:
-    """How many a term has, of parts at their largest."""
+    """The number of elements of a term, with parts at their largest."""
     return known_count([largest_size(n) for n in x.shape])
 
 
@@ -98,8 +98,8 @@ def _loaded(x: Node) -> Node:
 
 
 def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
-    """Whether one operand of a product has the summed axes alone, and the other has all, of lengths
-    that a dot wants."""
+    """Whether one operand of a product has only the summed axes, and the other has all, of lengths
+    for a dot."""
     shape = of.shape
     wanted: list[Dim] = [n if i in axes or i - len(shape) in axes else 1 for i, n in enumerate(shape)]
     small, large = sorted(of.args, key=elements)
@@ -109,8 +109,8 @@ def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
 
 
 def signed(xp: Tiles, x: Tile) -> Tile:
-    """Numbers of 8 bits as signed bytes, which tensor cores multiply and all else widens: unsigned
-    ones less 128, which is another highest bit. Sums of them, of int32, are unchanged."""
+    """Numbers of 8 bits as signed bytes, which tensor cores multiply and other operators widen:
+    unsigned numbers less 128, which flips the highest bit. Their sums, of int32, are unchanged."""
     if x.stored == "int32":
         return x
     if x.stored == "int8":
@@ -131,9 +131,10 @@ def vector_dot(xp: Tiles, node: Node, a: Tile, b: Tile) -> Tile:
 def tile_product(
     xp: Tiles, a: Tile, b: Tile, letters_a: str, letters_b: str, result: str, of_vector: Make | None = None
 ) -> Tile:
-    """einsum of two tiles, by `of_vector` where one is a vector.
+    """The einsum of two tiles, by `of_vector` if one is a vector.
 
-    A letter along which an operand is the same all along (or 1 long) is no letter of it.
+    A letter along which all elements of an operand are equal (or that has size 1) is no letter of
+    it.
     """
     sizes = dict(zip(letters_a, a.shape, strict=True))
     for letter, n in zip(letters_b, b.shape, strict=True):
@@ -161,7 +162,7 @@ def _letters(x: Tile, letters: str) -> Letters:
 
 
 def _alone(xp: Tiles, x: Tile, letters: str, own: Letters, others: Letters, result: str) -> tuple[Tile, Letters]:
-    """x without the letters that only it has and the result has not: they are summed first."""
+    """x without the letters that only x has: they are summed first."""
     over = [letters.index(c) for c in own if c not in others and c not in result]
     if not over:
         return x, own
@@ -188,7 +189,7 @@ def _arranged(xp: Tiles, x: Tile, own: Letters, wanted: Sequence[str]) -> Expres
 def _multiplied(
     xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequence[str]
 ) -> tuple[Tile, list[str]]:
-    """One operand is a vector (or nothing is summed): no work for the tensor cores.
+    """The product without tensor cores, if one operand is a vector or nothing is summed.
 
     The sum may wait for an accumulator.
     """
@@ -245,8 +246,8 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
 
 
 def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
-    """Let warps share a product whose result goes on to another product, if there are more warps
-    than its rows need."""
+    """Let warps share a product whose result another product reads, if there are more warps than
+    its rows need."""
     if xp.goes_on and rows >= GROUP_ROWS:
         shared = let(code, expression(code) + 0.0)
         xp.lines.write(stage, when("APART and tl.num_programs(0) > 0", shared, why=APART))
@@ -254,11 +255,11 @@ def _keep_apart(xp: Tiles, code: str, stage: LoopPhase, rows: int) -> None:
 
 
 def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
-    """The dtype of a dot's operands: that of the model, in single precision its own.
+    """The dtype of a dot's operands: the model's, in single precision their own.
 
-    Numbers of 8 bits stay unchanged in a model of half precision, where both lie along the sum in
-    memory: tensor cores take no others, and on an H100 they sum such products to 14 bits or so.
-    Elsewhere halves, which hold them exactly, are as good as any floats.
+    Numbers of 8 bits stay unchanged in a model of half precision if both are contiguous along the
+    sum: tensor cores take no others, and on an H100 they sum such products to about 14 bits.
+    Otherwise halves, which hold them exactly, are as good as any floats.
     """
     if a.dtype == b.dtype == "int32":
         if {a.stored, b.stored} != {"int8"}:
@@ -270,7 +271,7 @@ def _multiplied_as(xp: Tiles, a: Tile, b: Tile, inner: Collection[int]) -> str:
 
 
 def _along(xp: Tiles, operands: Sequence[Tile], inner: Collection[int]) -> bool:
-    """Whether operands lie along some axes in memory."""
+    """Whether operands are contiguous along some axes."""
     roots = {xp.axes_of.find(x) for x in inner}
     return all(x.innermost is not None and xp.axes_of.find(x.innermost) in roots for x in operands)
 
@@ -278,7 +279,7 @@ def _along(xp: Tiles, operands: Sequence[Tile], inner: Collection[int]) -> bool:
 def _vector_dot(
     xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequence[str]
 ) -> tuple[Tile, list[str]]:
-    """A dot whose rows are all the vector; any of its rows is the result."""
+    """A dot in which every row is the vector; any row of it is the result."""
     (matrix, own), (vector, alone) = ((a, left), (b, right)) if len(left) > len(right) else ((b, right), (a, left))
     axis = xp.axes_of.fresh(LEAST)
     lanes = [LEAST, *(xp.axes_of.lanes(x) for x in alone.values())]

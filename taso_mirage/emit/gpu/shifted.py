@@ -1,9 +1,9 @@
 """A `shifted_conv` term as a Triton function: a row of the data times the elements of the kernel's
 row, whose products are shifted and added.
 
-Positions of the result are counted along rows as long as the range that a row of the kernel sees,
-so a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
-elements are those of neighbouring positions: a gather of rows adds them, once, behind the loop. The
+Positions of the result are counted along rows as long as the range that a row of the kernel reads.
+So a tile of them is loaded once, with zeros beyond the image, and the products of neighbouring
+elements are those of neighbouring positions: a gather of rows adds them, once, after the loop. The
 epilogue of the convolution is computed on the sum, in registers.
 """
 
@@ -37,9 +37,9 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import usual_size
 
 DOT = 16
-"""Rows, columns and depth that a product on tensor cores has at least."""
+"""The least rows, columns and depth of a product on tensor cores."""
 COUNTED = 1 << 31
-"""Positions of a plane, with those of a tile beyond it: less than so many."""
+"""The exclusive limit of the positions of a plane, with those of a tile beyond it."""
 FUNCTIONS = """def KERNEL_block(block, *OPERANDS, STAGES: tl.constexpr, PRECISION: tl.constexpr = 'ieee'):
     columns = block % {parts}  # neighbours have other channels of the same pixels
     at = block // {parts}
@@ -98,8 +98,8 @@ def KERNEL():
     else:
         KERNEL_block(tl.program_id(0), {*OPERANDS}, STAGES, PRECISION)
 """
-"""The function of a block, and that of the kernel: blocks take turns, or each has one tile. The
-tensor cores cut the digits off that TF32 lacks, so x is rounded before, or divided into a number
+"""The function of a block, and that of the kernel: blocks take tiles in turn, or each has one tile.
+The tensor cores drop the digits that TF32 lacks, so x is rounded before, or divided into a number
 without these digits and a rest, which is exact in single precision."""
 PRODUCT = """w_tile = {high}
 if PRECISION != 'tf32':
@@ -171,7 +171,7 @@ class ShiftedBlock(FusedFunction):
 
     @property
     def kept(self) -> int:
-        """Positions of a tile whose sums are whole."""
+        """Positions of a tile whose sums are complete."""
         return self.pixels - self.reach
 
     @property
@@ -260,8 +260,8 @@ class ShiftedBlock(FusedFunction):
         yield let("x_tile", tl.load(tile, v.seen))
 
     def _beside(self) -> int:
-        """Positions that lie beside each other, as far as the layout of threads is concerned: each
-        loads 4 bytes, whatever their address."""
+        """Positions that are contiguous for the layout of threads: each thread loads 4 bytes, at
+        any address."""
         return self.pixels if self.row.stride == 1 or self.row.transposed else 1
 
     @staticmethod
@@ -273,7 +273,7 @@ class ShiftedBlock(FusedFunction):
         return axis.pad > 0 or last >= axis.size or axis.kernel > 1
 
     def _product(self, j: int) -> Sequence[Statement]:
-        """The products with the tile of the weights that is number j of those for one load."""
+        """The products with tile number j of the weights for one load."""
         w, taps = v[self.names[1]], self.taps * self.channels
         element = group(v.across + j) if self.groups > 1 else expression(j)
         inside = [] if self.apart else [(v.begin + v.depth < v.inner)[None, :]]
@@ -301,7 +301,7 @@ class ShiftedBlock(FusedFunction):
             yield tl.store(v[self.names[-1]] + self._image_of_result + v.place, v.result, v.kept)
 
     def _place_of_result(self, phase: int) -> Iterator[Statement]:
-        """Where the results of a phase are, and which of them are whole and in the image."""
+        """The places of the results of a phase, and which results are complete and in the image."""
         deep, high = self.outer
         yield let("pixel_y", self.row.made(v.pixel, phase))
         kept = [v.rows < self.kept, v.top < high.positions, v.pixel < self.row.positions]
@@ -312,7 +312,7 @@ class ShiftedBlock(FusedFunction):
         yield let("kept", every([every(kept)[None, :], *column]))
         yield let("place", (v.plane * high.result + v.top_y) * self.row.result + v.pixel_y)
         beside = tl.max_contiguous(v.place, self._beside())
-        if self.row.phases > 1:  # threads lie along them, but no store may take several
+        if self.row.phases > 1:  # threads are along positions, but no store may have several
             beside = tl.multiple_of(beside, 1)
         yield let("place", v.column[:, None] * self._channel + beside[None, :])
 
@@ -323,7 +323,7 @@ class ShiftedBlock(FusedFunction):
 
     @property
     def _image_of_result(self) -> Expression:
-        """Where the results of a block's image begin."""
+        """The start of the results of a block's image."""
         return v.image * (self.columns * self._channel)
 
     def _shifted(self, j: int, shift: int) -> Expression:
@@ -339,7 +339,7 @@ class ShiftedBlock(FusedFunction):
         return let(f"{name}_tile", tl.load(v[name] + self._image_of_result + v.place, v.kept))
 
     def explained(self) -> list[str]:
-        """Why the function is as it is."""
+        """The reasons for the form of the function."""
         shared = f"a tile of {self.pixels} positions is loaded once for {self.shared} elements of the kernel's row"
         shifted = f", whose products are shifted by up to {self.reach} positions and added behind the loop"
         what = f"products of {self.pixels} x {self.depth} with {self.depth} x {self.width} on tensor cores"

@@ -1,8 +1,8 @@
-"""Floats of 8 bits, as a block loads them: as they are where the GPU has them (sm_89 and newer),
-else as the floats of half precision that their bits are made into, which is exact.
+"""Floats of 8 bits that a block loads: unchanged if the GPU supports them (sm_89 and newer), else
+converted bit by bit to half precision, which is exact.
 
-A program takes them as bytes and asks, when it is compiled, for the support of the hardware. The
-readers of such a tile work on both.
+A program takes them as bytes, and checks the support of the hardware when it is compiled. The
+readers of such a tile accept both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def halves_of_e5m2(x):
 def loaded(
     lines: Lines, stage: LoopPhase, name: str, dtype: str, at: Sequence[Expression], *masks: Expression, **hint: str
 ) -> str:
-    """A tile of the argument `name` at some offsets, with 0 where a mask is not."""
+    """A tile of the argument `name` at some offsets, with 0 where a mask does not hold."""
     if dtype not in SMALL_FLOATS:
         return lines.let(stage, f"{name}_tile", tl.load(sum_of([name, *at]), *masks, other=0, **hint))
     known, halves = SMALL_FLOATS[dtype]

@@ -231,7 +231,7 @@ class StationaryBlock:
         """The results of all phases, each beside that of the next one."""
         count = self.sizes.row.phases
         pairs = [v[f"phase_{i}"] for i in range(count)]
-        while len(pairs) > 1:  # the last dim that is joined is that of neighbours
+        while len(pairs) > 1:  # the dim that is joined last has the neighbours
             half = len(pairs) // 2
             pairs = [tl.join(a, b) for a, b in zip(pairs[:half], pairs[half:], strict=True)]
         dims = range(2, 2 + count.bit_length() - 1)

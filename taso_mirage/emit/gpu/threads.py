@@ -17,7 +17,7 @@ class _Elementwise(Typed[bool]):
 
     def note(self, primitive: str, fn: Any, notes: Sequence[bool], operands: Sequence[Tensor], result: Tensor) -> bool:
         if primitive == "constant":
-            return result.shape in ((), (1,))  # of a larger one each thread would have a part
+            return result.shape in ((), (1,))  # each thread would have a part of a larger constant
         return primitive in ("map", "cast") and all(notes)
 
 

@@ -20,15 +20,15 @@ from taso_mirage.ir.terms import Node, is_float, numpy_dtype
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A parameter of the function, and the buffer behind it."""
+    """A parameter of the function, and its buffer."""
 
     name: str
     buffer: TritonBuffer
 
 
 class TileMemory:
-    """`before`: the tiles that are loaded before the wait for the kernel before: weights in blocks.
-    `largest`: elements of the largest tile; `in_flight`: bytes that an iteration loads."""
+    """`before`: the tiles that are loaded before the wait for the preceding kernel: weights in
+    blocks. `largest`: elements of the largest tile; `in_flight`: bytes that an iteration loads."""
 
     def __init__(self, term: BlockTerm, tiles: Tiles) -> None:
         self.term, self.tiles = term, tiles
@@ -44,11 +44,12 @@ class TileMemory:
         return [(each.name, each.buffer) for each in (*self.arguments, *self.results)]
 
     def measure(self, x: Tile) -> None:
-        """Note how large a tile is."""
+        """Note the size of a tile."""
         self.largest = max(self.largest, self.tiles.lane_count(x))
 
     def load(self, i: int, leaf: Node, **hint: str) -> Tile:
-        """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
+        """The tile of operand i in the shape of `leaf`: the operand itself, or with some dims
+        cut."""
         argument, shape = self.arguments[i], leaf.shape
         groups = self.term.split.get(leaf) or [[d] for d in range(len(shape))]
         axes = tuple(None if n == 1 else self.tiles.axes_of.fresh(n) for n in shape)

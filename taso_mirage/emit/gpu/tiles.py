@@ -1,8 +1,8 @@
 """The meaning `tiles`: the primitives in Triton, as lines of source over tiles in registers.
 
 Every operator of a body is compiled by its own definition, so none is listed here. A tile has one
-axis in registers for each of its dims that are not 1 (and not the same all along); computed values
-are fp32, loaded ones stay as stored until they are used.
+axis in registers for each of its dims that are not 1 and along which elements differ; computed
+values are fp32, loaded ones stay as stored until they are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF_FLOATS = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
 """The start of a running maximum: finite, so that a row that is masked so far has no NaN, and not
-above any finite element."""
+larger than any finite element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class Tile:
     shape: Shape
     axes: tuple[int | None, ...]
     dtype: str
-    """The model's; `stored` is that of the registers."""
+    """The model's dtype; `stored` is that of the registers."""
     stored: str
     stage: LoopPhase = LoopPhase.INVARIANT
     zero: bool = False  # whether the lanes beyond the sizes hold 0
     number: float | None = None
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
-    """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
+    """The function, operand and axes of a fold that is not written yet: an accumulator may delay it
     until after the loop."""
-    together: tuple[int, int] | None = None  # an axis, and how many neighbours of it a thread has at least
-    innermost: int | None = None  # of a loaded tile: along it, elements lie side by side in memory
+    together: tuple[int, int] | None = None  # an axis of a loaded tile, and its least neighbours in a thread
+    innermost: int | None = None  # the axis of a loaded tile that is contiguous in memory
 
     @property
     def present(self) -> list[int]:
@@ -57,7 +57,7 @@ class Tile:
 
 
 def known_count(counts: Sequence[Dim]) -> int:
-    """How many elements dims have together."""
+    """The number of elements in some dims together."""
     found = dim_product(counts)
     if not isinstance(found, int):
         raise Unsupported(f"{found} elements, which a run alone knows, as a number in a kernel")
@@ -68,14 +68,14 @@ Product: TypeAlias = "Callable[[Tiles, Tile, Tile, str, str, str], Tile]"
 
 
 def folded(function: Function) -> Fold:
-    """How Triton folds with a function."""
+    """Triton's fold with a function."""
     if function.fold is None or not function.fold.triton:
         raise Unsupported(f"a fold of {function.name} in a kernel")
     return function.fold
 
 
 class Tiles(Meaning[Tile]):
-    """Writes into `lines`; `hint` names the written value.
+    """The meaning that writes into `lines`; `hint` names the written value.
 
     `product` makes contractions: an einsum of two tiles, by their letters.
     """
@@ -160,22 +160,23 @@ class Tiles(Meaning[Tile]):
         return found
 
     def _less(self, x: Tile, y: Tile) -> Tile | None:
-        """Integers less one, where they were made with a number that is still to be taken away."""
+        """The difference of raised integers and a number: the raise and the number are subtracted
+        at once."""
         if x.code not in self.raised or y.number is None or not 0 <= y.number <= 255 or y.number % 1:
             return None
         return replace(x, code=self.lines.let(x.stage, self.hint, self.raised[x.code](int(y.number))), zero=False)
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
-        """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one
-        in float32 (1e-39 has not)."""
+        """The reciprocal 1 / y, if y has fewer elements than a quotient: for float16, whose numbers
+        all have a reciprocal in float32 (1e-39 has none)."""
         if y.number is not None or y.dtype != "float16" or len(y.present) >= len([a for a in axes if a is not None]):
             return None
         return replace(y, code=self.lines.let(y.stage, f"{y.code}_inverse", 1.0 / v[y.code]))
 
     def _power_of_two(self, x: Tile, axes: Sequence[int | None]) -> Expression | None:
-        """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of
-        float16, so only there. (In bfloat16 the lowest element, of a mask for one, is infinite in
-        units of log 2.)"""
+        """The power e^(a - b) as 2^(a log2 e - b log2 e), if b has fewer elements. Its error is
+        that of float16, so it is used only there. (In bfloat16 the lowest element, for example of a
+        mask, is infinite in units of log 2.)"""
         a, b = self.differences.get((x.code, x.axes), (x, x))
         if {x.dtype, a.dtype} != {"float16"} or len(b.present) >= len(a.present) or math.isinf(b.number or 0.0):
             return None
@@ -197,7 +198,7 @@ class Tiles(Meaning[Tile]):
         return result
 
     def common(self, shape: Shape, xs: Sequence[Tile]) -> tuple[int | None, ...]:
-        """The axes of a result over broadcast operands: joined where several have one."""
+        """The axes of a result over broadcast operands; axes of several operands are joined."""
         found: list[int | None] = [None] * len(shape)
         for x in xs:
             for i, axis in enumerate(x.axes, len(shape) - len(x.axes)):
@@ -234,7 +235,7 @@ class Tiles(Meaning[Tile]):
         return "float32" if is_float(dtype) else "int32" if dtype == "int64" else dtype
 
     def ready(self, x: Tile) -> Tile:
-        """x with its fold written."""
+        """x with its delayed fold written."""
         if x.fold is None:
             return x
         function, inner, over = x.fold
@@ -247,8 +248,8 @@ class Tiles(Meaning[Tile]):
             apart = [*lanes[:-1], lanes[-1] // together, together]
             code = tl.sum(tl.reshape(code, apart), len(left))
         elif function is ADD and is_float(inner.stored) and self.lines.is_product(inner.code):
-            # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
-            # their sums differ, and both may write.
+            # A product that is contracted with the sum is rounded in all lanes but its own. The
+            # sums of lanes would differ, and several lanes may write the result.
             code = code + 0.0
         for axis in sorted(over, key=left.index, reverse=True):
             code = v[known.triton](code, left.index(axis))
@@ -256,13 +257,13 @@ class Tiles(Meaning[Tile]):
         return replace(x, code=self.lines.let(inner.stage, self.hint, code), fold=None, stage=inner.stage)
 
     def _together(self, x: Tile, axis: int) -> int:
-        """How many neighbouring elements along an axis a thread has: their sum is none of lanes
-        that exchange."""
+        """The number of neighbouring elements along an axis that a thread has: lanes need not
+        exchange their sum."""
         known, n = x.together or (axis, 1)
         return n if self.axes_of.find(known) == self.axes_of.find(axis) else 1
 
     def computed(self, x: Tile) -> Tile:
-        """x as arithmetic wants it: half precisions widened, and bytes that are whole numbers."""
+        """x in the form for arithmetic: half precisions and bytes of integers are widened."""
         x = self.ready(x)
         narrow = x.stored in HALF_FLOATS or is_stored(x.stored) or (x.stored, x.dtype) == ("int8", "int32")
         if x.number is not None or not narrow:
@@ -290,8 +291,8 @@ class Tiles(Meaning[Tile]):
         return marked(self.lines.lanes(self.axes_of.lanes(axis)), [a == axis for a in present])
 
     def cast(self, a: Tile, dtype: str) -> Tile:
-        """Between floats nothing is written: rounding is done where a tensor is stored, and for
-        dots."""
+        """The cast of a tile. Between floats nothing is written: values are rounded when a tensor
+        is stored, and for dots."""
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)
@@ -341,7 +342,7 @@ class Tiles(Meaning[Tile]):
         return self.lines.let(a.stage, f"{a.code}_t", tl.trans(a.code) if perm == (1, 0) else tl.permute(a.code, perm))
 
     def expand(self, a: Tile, shape: Sequence[Dim]) -> Tile:
-        """Nothing is written: the new elements are equal."""
+        """The expanded tile, for which nothing is written: the new elements are equal."""
         return replace(self.ready(a), shape=tuple(shape), axes=(None,) * (len(shape) - len(a.axes)) + a.axes)
 
     def reshape(self, a: Tile, shape: Sequence[Dim]) -> Tile:
@@ -399,7 +400,7 @@ class Tiles(Meaning[Tile]):
 
     @staticmethod
     def _place(axes: Sequence[int | None], axis: int) -> int:
-        """The axis of a tile in registers that a dim is."""
+        """The axis of a tile in registers for a dim."""
         return sum(x is not None for x in axes[:axis])
 
     def slice(self, a: Tile, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tile:

@@ -1,5 +1,5 @@
 """The functions of a kernel of attention whose warps have roles, in Gluon; `warp_specialized.py`
-computes what stands in braces.
+computes the parts in braces.
 
 Why nothing waits for ever, and nothing is read before it is written
 (`tests/harness/barrier_states.py` tries all orders): tile t is in slot t % STAGES, in phase (t //

@@ -1,5 +1,5 @@
-"""The kernel of a kind of regions: the fastest of the muGraphs that are found for its fused
-branches, now or in a run before, whose records are on disk.
+"""The kernel of a kind of regions: the fastest muGraph of its fused branches, found now or in an
+earlier run, whose records are on disk.
 
 A record of this user is believed. A record of other origin (`cache import`, a cache that others
 write to) is compared with its goal first.
@@ -37,7 +37,7 @@ from taso_mirage.verdicts import Failure
 from taso_mirage.version import __version__
 
 Measured = tuple[tuple[str, int], ...]
-"""The sizes where it was measured, of those that a run gives."""
+"""The sizes at which the choice was measured, of those that a run gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class KernelRecords:
     key: str
 
     def record(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
-        """The record on disk; None where there is none, none that can be read, or one that computes
-        something else than its goal."""
+        """The record on disk; None if it is missing, not readable, or computes something other than
+        its goal."""
         path = self._path(graph, free, measured)
         try:
             found = read_json(path)
@@ -67,8 +67,8 @@ class KernelRecords:
         _sign(path, record)
 
     def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
-        """The file of a choice; its name has all that the choice depends on: the region's structure
-        and shapes, the machine, and this version."""
+        """The file of a choice. Its name contains everything on which the choice depends: the
+        region's structure and shapes, the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         names = [] if free is None else [str(free), str(measured)]
         said = "\0".join([program, self.target, self.key, __version__, *names])
@@ -89,7 +89,7 @@ def _is_own(path: Path, record: Record) -> bool:
 
 
 def _sign(path: Path, record: Record) -> None:
-    """Keep that this user made a record, or compared it with its goal."""
+    """Record that this user made a record, or compared it with its goal."""
     with suppress(TasoMirageError):
         if not _is_own(path, record):
             write_file(_receipt(path), _digest(record))
@@ -104,11 +104,11 @@ def _digest(record: Record) -> str:
 
 
 CUT = "cut short at"
-"""In the record of a choice: the seconds that it had, where they were not enough."""
+"""The name in a choice's record for the seconds that it had, if they were not enough."""
 
 
 class KernelsEnded(Exception):
-    """An interrupt, in the middle of a search, or the end of the time."""
+    """The end of a search by an interrupt, or by the end of the time."""
 
 
 class KernelChoices:
@@ -124,23 +124,25 @@ class KernelChoices:
         self._lanes: dict[Graph, list[FusedGoal]] = {}
 
     def lanes(self, goal: Graph) -> list[FusedGoal]:
-        """The lanes of a goal, which are found once; one whose kernel prepares weights is one."""
+        """The lanes of a goal, which are found once; a goal whose kernel prepares weights is a
+        single lane."""
         if goal not in self._lanes:
             whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
             self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
         return self._lanes[goal]
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
-        """The lanes of a kind whose kernels do not lie on disk, from a search that had its time."""
+        """The lanes of a kind whose kernels are not on disk from a search with enough time."""
         goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind.goal)]
         return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
 
     def is_known(self, kind: EqualRegions) -> bool:
-        """Whether the kernels of all lanes of a kind lie on disk."""
+        """Whether the kernels of all lanes of a kind are on disk."""
         return not self.unknown(kind)
 
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
-        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
+        """The fastest kernel for a region, made of those of its lanes; each lane gets its part of
+        the time."""
         parts = self.lanes(kind.goal)
         for anew in (False, True):
             goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
@@ -156,11 +158,11 @@ class KernelChoices:
             except (ValueError, LookupError, TypeError, TasoMirageError):
                 if all(choice[1] for choice in choices if choice is not None):
                     raise
-        return None  # from damaged files, where nothing is searched
+        return None  # the files are damaged, and nothing is searched
 
     def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
-        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
-        where it was found before, in a time that was enough, or no less than half of that of now.
+        """The fastest muGraph of one lane, and whether it was searched now. It is read from the
+        disk if it was found before, in enough time, or in at least half of the time of now.
         """
         known = self.choices.record(*goal, kind.measured)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share

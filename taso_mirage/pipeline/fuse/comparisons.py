@@ -1,4 +1,4 @@
-"""Interleaved runs of two whole models, one of them with kernels."""
+"""Comparisons of two whole models, one of them with kernels, in interleaved runs."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ SLOWER_ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Comparisons of models at sets of sizes, whose inputs `feeds` are and which the shares weigh,
-    each in so many seconds, by the clock that the load asks for."""
+    """Comparisons of models at sets of sizes, each in so many seconds. `feeds` are the inputs of
+    each set, the shares its weights; the load of the machine decides the clock."""
 
     target: Target
     feeds: Sequence[Arrays]
     shares: Sequence[float]
     seconds: float
     held: list[Session] = field(default_factory=list)
-    """The original's session of the last comparison: the next one has it, too."""
+    """The original's session of the last comparison, for the next one."""
 
     def clock(self) -> Target:
-        """The target that sessions are to be opened on now: a look at the load holds for some
+        """The target for new sessions, by the load of the machine, which is looked at every few
         seconds."""
         return self.target if self.target.serial is None else observed_load(FRESH).clock(self.target)
 
     def opened(self, model: Model) -> Session:
-        """A session by that clock."""
+        """A session that is measured by that clock."""
         return runtime.open_in_child(model, self.clock())
 
     def short(self, before: Session, after: Session) -> Timing:
-        """A first look, and a longer one where that leaves it open which is faster."""
+        """A short comparison, and a longer one if the short one does not decide which is faster."""
         first = self._time(before, after, self.seconds / 8)
         return first if first.verdict is not Verdict.UNDECIDED else self._time(before, after, self.seconds / 2)
 
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
-        """The original against another model; `opened` are sessions on both by the wall.
+        """The comparison of the original with another model; `opened` are sessions on both, by the
+        wall clock.
 
-        Where no verdict is clear, runs of new sessions count as well while there is `more` time, as
-        luck lasts as long as a session. The first ones are those that are there.
+        If no verdict is clear, runs of new sessions count as well while there is `more` time, as
+        luck lasts as long as a session. The opened sessions are used first.
         """
         clock, looks = self.clock(), list[Timing]()
         sessions = opened if clock == self.target else _both(original, model, clock, anew=False)
@@ -83,8 +84,8 @@ class Comparisons:
 
 
 def elsewhere_note(as_fast: bool, ratio: float) -> str:
-    """The line on a model without the library of its kernels, which is so many times as fast as the
-    original."""
+    """The line about a model without the library of its kernels, which is so many times as fast as
+    the original."""
     return (ELSEWHERE if as_fast else SLOWER_ELSEWHERE).format(ratio)
 
 

@@ -1,5 +1,5 @@
-"""A model's operators as terms that kernels take: terms of forms, with weights in the order in
-which they are loaded, and the model as it was where no kernel took one; and operators that hide
+"""A model's operators as terms of kernels: terms of forms, with weights in the order in which they
+are loaded, and back to the original operators where no kernel was made; and operators that contain
 products, taken apart."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TO_FIRST, TO_LAST = (RegionPattern(f"transpose(y, perm={perm})") for perm in (FI
 
 @dataclass(frozen=True, slots=True)
 class ModelInTerms:
-    """A model whose operators are as kernels take them; `originals` are the weights of the model
-    that it was made of, `weights`, which terms of its own stand for."""
+    """A model with operators in the form for kernels. `weights` are those of the model of which it
+    was made, and `originals` map its own terms to them."""
 
     model: Model
     originals: Mapping[Node, Node]
@@ -31,8 +31,8 @@ class ModelInTerms:
     """The biases of convolutions, by the terms that are added in their place."""
 
     def without_rest(self, model: Model) -> Model:
-        """This model, some parts of which are kernels now, with the other parts as they were: pairs
-        of transpositions that cancel are left out, and weights are the original's."""
+        """This model, some parts of which are kernels now, with all other parts as in the original:
+        pairs of transpositions that cancel are left out, and weights are the original's."""
         outputs = in_operators(model.graph.outputs)
         done: dict[Node, Node] = dict(self.originals)
         for node in topological(outputs):
@@ -62,7 +62,8 @@ def _once_turned(node: Node) -> Node:
 
 
 def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ModelInTerms:
-    """A model with operators of it as terms of forms, each with what alone reads it."""
+    """A model with some operators as terms of forms, each with the operators that alone read its
+    result."""
     ends, made = _ends(model, kinds), Conversion(dict(model.weights))
     for node in model.nodes():
         terms, members = ends.get(node, (None, []))
@@ -73,8 +74,8 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ModelInTerms:
 
 
 def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTerms, list[Node]]]:
-    """The terms that forms may have, with their epilogues, by the last operator of each; of the sum
-    of two, one has it."""
+    """The terms that can become forms, with their epilogues, by the last operator of each; a sum of
+    two belongs to one of them."""
     order = model.nodes()
     readers, wanted = users(order), set(model.graph.outputs)
     position = {node: i for i, node in enumerate(order)}
@@ -97,7 +98,7 @@ def decompose(model: Model, sizes: Mapping[str, int], prepared: PreparedKinds) -
     """The model with fused terms taken apart (`Traits.decomposition`).
 
     Each becomes its products and the rest, if there are kernels for the products at these sizes of
-    the symbols. The result is the same model where there is no such term.
+    the symbols. Without such terms the result is the model itself.
     """
     done: dict[Node, Node] = {}
     for node in model.nodes():

@@ -40,13 +40,13 @@ class KernelCheck:
     elsewhere: bool
 
     def whole(self, model: Model, session: Session, library: bool = True) -> list[Difference]:
-        """The differences of a whole model's outputs; `session` is one on it."""
+        """The differences of a whole model's outputs; `session` is open on the model."""
         fine = Fine.of(self.original)
         finely = None if fine is None else fine.opened(model, self.target)
         return compare(self.original, session, self.cases, finely, SHARE if library else 0.0)
 
     def without_library(self, model: Model) -> list[Difference]:
-        """The differences of the model whose kernels' functions run; none where it stays on this
+        """The differences of the model whose kernels run as functions; none if it stays on this
         machine."""
         if not self.elsewhere:
             return []

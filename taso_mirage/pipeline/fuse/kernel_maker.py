@@ -1,5 +1,5 @@
-"""The making of kernels: of each kind of regions the variant whose kernel is the fastest, if that
-is faster alone than the runtime's operators."""
+"""The kernels of kinds of regions: for each kind, of the variant whose kernel is the fastest, if
+that is faster alone than the runtime's operators."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from taso_mirage.system.workers import Workers
 @dataclass(slots=True)
 class KernelMaker:
     """Makes the kernels of kinds of regions by choices among muGraphs, measured alone at the sizes
-    of a model, by the `clock` that the load asks for. `made` are all of them, `untried` the kinds
-    for which the time ended."""
+    of a model; the load of the machine decides the `clock`. `made` are all kernels, `untried` the
+    kinds for which the time ended."""
 
     kinds: Kinds
     choices: KernelChoices
@@ -39,7 +39,7 @@ class KernelMaker:
     untried: set[EqualRegions] = field(default_factory=set)
 
     def known(self) -> set[EqualRegions]:
-        """The kinds of which the kernels of all variants lie on disk."""
+        """The kinds whose kernels of all variants are on disk."""
         found: set[EqualRegions] = set()
         for kind, variants in self.kinds.variants.items():
             with contained(" ".join(variants[0].operators), self.report):
@@ -47,7 +47,7 @@ class KernelMaker:
         return found
 
     def searches(self, ready: Workers | None) -> Searches:
-        """The searches for kinds whose kernels do not lie on disk; `ready` processes do them."""
+        """The searches for kinds whose kernels are not on disk, by `ready` processes."""
         goals: dict[SearchedGoal, None] = {}
         for each in (each for variants in self.kinds.variants.values() for each in variants if self.time.searching):
             with contained(" ".join(each.operators), self.report):
@@ -56,7 +56,7 @@ class KernelMaker:
         return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
 
     def fastest(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
-        """The variant of a kind that saves most, with its kernel; none where none is faster."""
+        """The variant of a kind that saves most, with its kernel; none if no variant is faster."""
         found, variants = list[RegionKernel](), self.kinds.variants[kind]
         for variant in variants:
             try:
@@ -71,7 +71,7 @@ class KernelMaker:
         return [max(found, key=lambda kernel: kernel.saved)] if found else []
 
     def _kernel(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
-        """The kernel of a variant, if that is faster than the operators."""
+        """The kernel of a variant, if it is faster than the operators."""
         kind, sites = variant.kind, variant.sites
         try:
             choice = self.choices.fastest(kind, seconds)
@@ -95,12 +95,13 @@ class KernelMaker:
         return self.made[-1] if worth else None
 
     def _otherwise(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
-        """Another kernel than one of free sizes, which is none or is slower."""
+        """A kernel of fixed sizes instead of one of free sizes, which is missing or slower."""
         kind = variant.kind
         other = None if kind.free is None else other_kind(kind, variant.sites[0], self.backend.batched)
         return None if other is None else self._kernel(replace(variant, kind=other), seconds / 2)
 
     def _check_time(self) -> None:
-        """Raise KernelsEnded where a kernel would be measured that nobody has the time to try."""
+        """Raise KernelsEnded if there is no time left to try a kernel that would be measured
+        next."""
         if self.time.late():
             raise KernelsEnded

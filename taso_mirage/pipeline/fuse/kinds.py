@@ -1,6 +1,6 @@
-"""The kinds of regions of a model, with all that is known of them before any is searched; an error
-with one costs that one. A kind has variants: as the model has it, and with pre-transposed weights
-(`mugraph.arranged`). Which one is faster is measured."""
+"""The kinds of regions of a model, with all facts that are known before any is searched; an error
+in one kind affects that kind only. A kind has variants: the model's own, and one with
+pre-transposed weights (`mugraph.arranged`). Which one is faster is measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from taso_mirage.rewriting.derived_traits import selects
 class RegionVariant:
     """The goal of a search for kernels, with its places in the model, and the operators there.
 
-    `several`: It is one of several, so that its weights are a model's where it is measured.
+    `several`: the kind is one of several, so its weights are in memory like those of a model when
+    it is measured.
     """
 
     kind: EqualRegions
@@ -40,12 +41,12 @@ class RegionVariant:
 def variants(
     kind: EqualRegions, sites: Sequence[RegionSite], arranging: bool, prepared: bool = False
 ) -> list[RegionVariant]:
-    """The kind as it is, and if its kernels may read arranged weights and gain by that, with those:
-    every place of it has to have them, and the goal over them has to be proved equal. Of one whose
-    kernel is by hand (`prepared`) only the operators that compute are named."""
+    """The kind as it is; and with arranged weights, if its kernels may read these and gain by it:
+    every place has to have them, and the goal over them has to be proved equal. Of a kind whose
+    kernel is written by hand (`prepared`) only the operators that compute are named."""
     shown = [n.op for n in topological(in_operators(kind.goal.outputs)) if n.args and n.op != "item"]
     first = RegionVariant(kind, sites, tuple(op for op in shown if not (prepared and selects(op))))
-    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # all that is asked of inputs
+    given = {tuple(map(is_named_weight, site.inputs)): site.inputs for site in sites}  # only weights matter
     found = [arranged(kind.goal, inputs) for inputs in given.values()] if arranging and not prepared else [None]
     goal = found[0]
     if goal is None or any(each != goal for each in found) or not _is_proved(kind.goal, goal):
@@ -68,9 +69,9 @@ def _is_proved(goal: Graph, other: ArrangedGoal) -> bool:
 
 @dataclass(slots=True)
 class Kinds:
-    """The `model` that the regions are of, those that may save most first, each with its `places`,
-    its `variants` and the seconds that it may save, and the free dims of regions that are left
-    out."""
+    """The `model` and the kinds of its regions, those that may save most first, each with its
+    `places`, its `variants` and the seconds that it may save, and the free dims of regions that are
+    left out."""
 
     model: Model
     layout: ModelInTerms | None = None
@@ -84,8 +85,8 @@ class Kinds:
 def find_kinds(
     model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport
 ) -> Kinds:
-    """The kinds of regions of a model at some sizes for a back end; once it is `late`, the search
-    for them ends."""
+    """The kinds of regions of a model at some sizes for a back end; the search for them ends once
+    it is `late`."""
     made, prepared = Kinds(model), backend.prepared
     if late():
         return made

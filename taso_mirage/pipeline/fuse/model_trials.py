@@ -1,4 +1,4 @@
-"""Trials of kernels in the model: those stay with which the whole model was measured faster."""
+"""Trials of kernels in the model: a kernel stays if the whole model was measured faster with it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from taso_mirage.runtime.embed import embed
 
 @dataclass(slots=True)
 class ModelTrials:
-    """Trials in the model `before` kernels of a result. `kept` are the kernels that stay, `placed`
-    each set of them with its gain. With `once` all are tried together, against the original, whose
-    session is `first` then, and `timing` are its times against the model. With `elsewhere` kernels
+    """Trials of kernels in the model `before` them. `kept` are the kernels that stay, `placed` each
+    set of them with its gain. With `once` all are tried together against the original, whose
+    session is `first`, and `timing` are its times against the model. With `elsewhere` the kernels
     are those for all machines."""
 
     result: Result
@@ -50,7 +50,7 @@ class ModelTrials:
     _last: tuple[list[RegionKernel], Model] | None = None
 
     def tries(self, trial: Sequence[RegionKernel]) -> bool:
-        """Whether the model is faster with these kernels as well, which stay then."""
+        """Whether the model is faster with these kernels as well; if so, they stay."""
         if self.time.budget.stop or child().deadline.last() < self.time.trial:
             return False
         start, self.count = time.monotonic(), self.count + 1
@@ -63,15 +63,15 @@ class ModelTrials:
         return tried is not None
 
     def model(self, made: Sequence[RegionKernel]) -> Model | None:
-        """The model with the kernels that make it faster as a whole, neighbours among all that were
-        `made` together; None where none does."""
+        """The model with the kernels that make it faster as a whole, with neighbours among all
+        `made` kernels together; None if no kernel does."""
         if not self.once:
             kept = self.kept if self._session is None else self._join(self.kept, self._session, made)
             self.kept = self._ship(kept)
         return self.with_kernels(self.kept) if self.kept else None
 
     def with_kernels(self, kernels: Sequence[RegionKernel]) -> Model:
-        """The model with these kernels; with those tried last that stay the same object, on which
+        """The model with these kernels; for the kernels tried last it is the same object, on which
         there is a session."""
         if self._last is not None and self._last[0] == list(kernels):
             return self._last[1]
@@ -80,24 +80,24 @@ class ModelTrials:
 
     @property
     def gained(self) -> float:
-        """How many times as fast as the original the model is without kernels."""
+        """The gain of the model without kernels over the original."""
         timing = self.result.timing if self.result.changed else None
         return 1.0 if timing is None else timing.ratio
 
     def _ship(self, kernels: Sequence[RegionKernel]) -> list[RegionKernel]:
-        """The kernels as they are written."""
+        """The kernels in the form in which they are written."""
         return ship(kernels, self.backend, self.report) if self.elsewhere else list(kernels)
 
     def _beside(self) -> Session:
-        """A session on the model with which the next one is compared: the model so far, or, where
-        there is one comparison alone, the original."""
+        """A session on the model with which the next one is compared: the model so far, or the
+        original if there is a single comparison."""
         if self.once and not self.kept:
             self.first = runtime.original(self.result.original, self.comparisons.clock())
             return self.first
         return self.comparisons.opened(self.with_kernels(self.kept) if self.kept else self.before)
 
     def _faster(self, session: Session, kept: Sequence[RegionKernel], trial: Sequence[RegionKernel]) -> Session | None:
-        """The model with these kernels as well, if it is faster so."""
+        """The model with these kernels as well, if that is faster."""
         try:
             model = self.with_kernels([*kept, *trial])
             tried = runtime.open_in_child(model, session.target)
@@ -110,7 +110,7 @@ class ModelTrials:
             return None
         gained = self.gained if last else 1.0
         if not (pays(timing, trial) and timing.ratio >= gained):
-            return None  # and no session: a large model is not to be there more often than it must
+            return None  # the session ends here, so that a large model is not in memory longer than necessary
         self._last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kernel in trial for x in kernel.turned}
         places = tuple((kernel.operators, len(kernel.sites)) for kernel in trial)
@@ -118,8 +118,8 @@ class ModelTrials:
         return tried
 
     def _join(self, kept: list[RegionKernel], session: Session, tried: Sequence[RegionKernel]) -> list[RegionKernel]:
-        """The kernels that are kept, of which neighbours are one kernel where that makes the model
-        faster: all of them, else each."""
+        """The kept kernels, with neighbours as one kernel where that makes the model faster: all of
+        them together, else each alone."""
         try:
             made = Neighbours(self.kinds.model, tried).together(self.backend)
         except TasoMirageError:

@@ -8,8 +8,8 @@ from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config
 
 
 def check_mode(mode: str, measure: bool, target: str = "") -> None:
-    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are
-    none; and, if a target is named, RuntimeUnavailable where this machine cannot make kernels for
+    """Raise InvalidOption for an unknown mode, or one that needs measurements if nothing is
+    measured; and, if a target is named, RuntimeUnavailable if this machine cannot make kernels for
     it."""
     if mode not in KERNELS:
         raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")

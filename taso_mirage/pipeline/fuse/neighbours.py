@@ -1,9 +1,9 @@
 """Kernels of neighbouring regions as one: a norm, the products with weights that read it, and the
 gate or sum behind them.
 
-Each part keeps the muGraph that was found for it, and one reads the results of the other: so the
-whole is right because its parts are. Values between them stay in scratch memory, and the runtime
-starts one node in place of several.
+Each part keeps the muGraph that was found for it and reads the results of the others, so the whole
+is right because its parts are. Values between parts stay in scratch memory, and the runtime starts
+one node in place of several.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from taso_mirage.regions.batches import region_members
 from taso_mirage.regions.fragments import PRODUCTS, RegionSite
 
 MOST = 24
-"""Inputs of such a kernel, at most."""
+"""The largest number of inputs of such a kernel."""
 
 
 @dataclass(slots=True)
 class Neighbours:
-    """The regions of a model that have kernels, and which of them lie beside each other."""
+    """The regions of a model that have kernels, and which of them are neighbours."""
 
     model: Model
     kinds: Sequence[RegionKernel]
@@ -46,8 +46,8 @@ class Neighbours:
         self.graphs = {site: graph for kind, graph in zip(self.kinds, graphs, strict=True) for site in kind.sites}
 
     def together(self, backend: Backend) -> list[tuple[RegionKernel, list[RegionSite]]]:
-        """The kinds that products with weights become with their neighbours, each with the places
-        that it is made of: the operands of such products come first, then their readers."""
+        """The kinds that products with weights form with their neighbours, each with its places:
+        the operands of such products first, then their readers."""
         found: dict[str, tuple[Record, list[RegionSite], list[RegionSite]]] = {}
         for parts in self._units():
             whole = self._whole(parts)
@@ -58,7 +58,8 @@ class Neighbours:
         return [(self._kind(record, wholes, places, backend), places) for record, wholes, places in found.values()]
 
     def _units(self) -> list[list[RegionSite]]:
-        """Places that lie beside each other, in the order in which they run; each is in one."""
+        """Groups of neighbouring places, in the order in which they run; each place is in one
+        group."""
         units = {site: [site] for site in sorted(self.kind, key=self._place) if self._multiplies(site)}
         taken = set(units)
         for around in (self._before, self._after):
@@ -94,15 +95,16 @@ class Neighbours:
         return [each for each in self.kind if self._reads([each], [site])]
 
     def _fits(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether they are few, with few inputs, agree on sizes, and read nothing that depends on
-        their results."""
+        """Whether places can be one: they are few, with few inputs, agree on sizes, and read
+        nothing that depends on their results."""
         given = {o for each in parts for o in each.outputs}
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
         few = sum(map(self._multiplies, parts)) <= PRODUCTS and len(read) <= MOST
         return few and self._agree(parts) and not self._hangs(read, given)
 
     def _hangs(self, read: Iterable[Node], given: Set[Node]) -> bool:
-        """Whether one of these depends on the results of parts; terms before all parts do not."""
+        """Whether one of these terms depends on the results of parts; terms before all parts do
+        not."""
         first = min(self.order[node] for node in given)
         left, seen = [node for node in read if self.order[node] >= first], set[Node]()
         while left:
@@ -115,8 +117,8 @@ class Neighbours:
         return False
 
     def _agree(self, parts: Sequence[RegionSite]) -> bool:
-        """Whether each value has one type in all kernels, each name is one size of the model, and
-        where one has programs for several sizes, all have the same names."""
+        """Whether each value has the same type in all kernels, each name is one size of the model,
+        and, if one kernel has programs for several sizes, all have the same names."""
         types: dict[Node, object] = {}
         dims: dict[Dim, Dim] = {}
         names = set[tuple[str, ...]]()
@@ -132,7 +134,7 @@ class Neighbours:
         return len(names) == 1 or not any(self.kind[each].record.get("before") for each in parts)
 
     def _whole(self, parts: Sequence[RegionSite]) -> RegionSite:
-        """All parts as one place: its results are those used outside."""
+        """All parts as one place, whose results are those used outside."""
         inside = {node for each in parts for node in region_members(each)}
         given = [o for each in parts for o in each.outputs]
         read = dict.fromkeys(x for each in parts for x in each.inputs if x not in given)
@@ -149,7 +151,7 @@ class Neighbours:
 
 
 def without(kinds: Sequence[RegionKernel], places: Sequence[RegionSite]) -> list[RegionKernel]:
-    """The kinds where they have other places than these."""
+    """The kinds without these places."""
     gone = set(places)
     left = [replace(kind, sites=tuple([s for s in kind.sites if s not in gone])) for kind in kinds]
     return [kind for kind in left if kind.sites]
@@ -159,7 +161,7 @@ def without(kinds: Sequence[RegionKernel], places: Sequence[RegionSite]) -> list
 
 
 def join_records(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) -> Record:
-    """The choices for some parts, operands first, as one for the place that they are together."""
+    """The choices for some parts, operands first, as one choice for their joint place."""
     graphs = [from_json(record["mugraph"]) for record, _ in parts]
     sites = [site for _, site in parts]
     ranged = [{each["most"]: from_json(each["mugraph"]) for each in record.get("before", ())} for record, _ in parts]
@@ -173,7 +175,7 @@ def join_records(parts: Sequence[tuple[Record, RegionSite]], whole: RegionSite) 
 
 
 def join_mugraphs(graphs: Sequence[Graph], sites: Sequence[RegionSite], whole: RegionSite) -> Graph:
-    """muGraphs, each for its place in a model, as the one for the place that they are together."""
+    """muGraphs, each for its place in a model, as one muGraph for their joint place."""
     known: dict[Node, Node] = {}
     for graph, site in zip(graphs, sites, strict=True):
         for leaf, node in zip(graph.inputs, site.inputs, strict=True):

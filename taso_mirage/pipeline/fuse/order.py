@@ -15,25 +15,25 @@ from taso_mirage.search.search import Budget
 from taso_mirage.system.schedule import Schedule, ScheduledWork
 
 KERNEL, KNOWN = 4.0, 0.5
-"""Seconds that a kind of regions is expected to take, and one whose kernel lies on disk; those
-before it correct that."""
+"""Expected seconds for a kind of regions, and for one whose kernel is on disk; the times of earlier
+kinds correct them."""
 LEAST = 0.5
-"""Seconds without which no kernel is begun."""
+"""The least seconds left in which a kernel is begun."""
 LONGEST = 2 * KERNEL
-"""Seconds that a kernel may take on a busy machine, without which no other one is begun where all
-are tried at once."""
+"""The seconds that a kernel may take on a busy machine: with less time left, no further one is
+begun if all are tried at once."""
 PART = 1 / 3
-"""The largest share of the rest of the time for one kind of regions: longer tuning gains less than
-the next kind does."""
+"""The largest share of the remaining time for one kind of regions: longer tuning gains less than
+the next kind."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 
 @dataclass(slots=True)
 class StageTime:
-    """The time of the kernel stage: `trial` are the seconds of the last trial in the model, or of
-    one at least; with `reserve`, the time of one more trial is kept for the model without the
-    kernels' library, which was not measured. Kernels that are known, not `searching`, have all the
-    time that there is."""
+    """The time of the kernel stage. `trial` are the seconds of the last trial in the model, or the
+    least seconds of one. With `reserve`, the time of one more trial is kept for the model without
+    the kernels' library, which was not measured. Known kernels (not `searching`) may use all of the
+    time."""
 
     budget: Budget
     searching: bool
@@ -41,17 +41,17 @@ class StageTime:
     reserve: bool = False
 
     def over(self) -> bool:
-        """Whether nothing can begin."""
+        """Whether it is too late to begin anything."""
         return self.searching and child().deadline.left() <= 0
 
     def left(self) -> float:
-        """Seconds for kernels and trials: a check, which takes about as long as a trial,
-        follows."""
+        """The seconds for kernels and trials, without those of the check that follows, which takes
+        about as long as a trial."""
         left = self.budget.left() if self.searching else math.inf
         return min(left - self.trial * self.reserve, child().deadline.last() - self.trial)
 
     def late(self) -> bool:
-        """Whether less time is left than a set of kernels takes, to try and to check."""
+        """Whether less time is left than for a trial and a check of a set of kernels."""
         return self.left() < self.trial
 
 
@@ -59,11 +59,11 @@ class KernelOrder:
     """Kernels of kinds of regions, with the `possible` seconds that they may save, and trials of
     them in the model.
 
-    `make` gives the kernels of a kind that are faster alone, within some seconds; `place` puts some
-    in the model and says whether it is faster so; a trial takes about `trial()` seconds. Those are
-    kept as long as there is a kernel that was not tried, so that made kernels are tried. `left`:
-    the seconds for all of it. With `once` the kernels are tried when no other one is made: one
-    trial of all costs as much as one of each.
+    `make` returns the kernels of a kind that are faster alone, within some seconds. `place` puts
+    some in the model and returns whether the model is faster then. A trial takes about `trial()`
+    seconds, which are kept in reserve while a made kernel is untried. `left` are the seconds for
+    everything. With `once` the kernels are tried after the last one is made: one trial of all costs
+    as much as one of each.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class KernelOrder:
             )
 
     def run(self, going: Callable[[], bool]) -> None:
-        """Do all for which there is time, as long as it is `going` on.
+        """Do all work for which there is time, while `going`.
 
-        A kernel that took longer than it was given is tried all the same.
+        A kernel that took longer than its time is tried nevertheless.
         """
         while going() and (self._step() or self._apart()):
             pass
@@ -100,8 +100,8 @@ class KernelOrder:
                 work.run(0.0)
 
     def _step(self) -> ScheduledWork | None:
-        """The next work: once there is no time for a kernel and a trial, the trial alone."""
-        least = LONGEST if self.once and self.made else LEAST  # another one is not worth those that are there
+        """The next work; if there is no time for both a kernel and a trial, the trial."""
+        least = LONGEST if self.once and self.made else LEAST  # made kernels must not be lost for another
         late = self.left() < self.trial() + least
         if late:
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != MADE]
@@ -114,7 +114,7 @@ class KernelOrder:
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
-            self._try(self.made, gain=0.0 if self.once else None)  # it gains as much later
+            self._try(self.made, gain=0.0 if self.once else None)  # a trial gains as much later
         return _saved(found)
 
     def _try(self, kinds: Sequence[RegionKernel], least: float = 0.0, gain: float | None = None) -> None:
@@ -123,7 +123,7 @@ class KernelOrder:
 
     def _place(self, kinds: Sequence[RegionKernel], seconds: float) -> float:
         """The seconds that some kinds save, if the model is faster with those of them that are not
-        in it."""
+        yet in it."""
         kinds = [each for each in kinds if each in self.made]
         if not kinds or not self.place(kinds):
             return 0.0
@@ -131,7 +131,7 @@ class KernelOrder:
         return _saved(kinds)
 
     def _apart(self) -> bool:
-        """Once all that was made is refused together, try sets of it."""
+        """Try sets of the made kernels once all of them together are refused."""
         if self.split or len(self.made) < 2:
             return False
         self.split = True
@@ -141,5 +141,5 @@ class KernelOrder:
 
 
 def _saved(kinds: Sequence[RegionKernel]) -> float:
-    """Seconds; kernels that prepare weights may be slower alone."""
+    """The seconds that a kernel saves; one that prepares weights may be slower alone."""
     return max(sum(each.saved for each in kinds), 0.0)

@@ -1,4 +1,5 @@
-"""Kinds of regions with their kernels, and which of them are tried in the model together."""
+"""Kinds of regions with their kernels, and the sets of them that are tried in the model
+together."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ class RegionKernel:
 
     @property
     def turned(self) -> set[Node]:
-        """The weights that it reads in another order of their axes than the model has them in."""
+        """The weights that the kernel reads in another order of axes than the model's."""
         return {x for site in self.sites for x in site.inputs if is_turned(x)}
 
 
 def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None, device: Device) -> float:
-    """Seconds of the starts of operators, of values that go through memory between them, and of the
-    savings by prepared weights, in all places together."""
+    """The seconds of the starts of operators, of values that go through memory between them, and of
+    the savings by prepared weights, for all places together."""
     inner = [n for n in kind.whole if n.args and n.op != "item"]
     moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
     saved = 0.0 if made is None else made.saved(device)
@@ -55,9 +56,9 @@ def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None,
 
 
 def trials(worth: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
-    """The kinds as they are tried in the model: those that prepare weights together first, as no
-    layout is changed between two convolutions, so that all gain more than each alone; then, as the
-    gain of a product or two is small beside a CPU's noise, all that are left; then each."""
+    """The sets of kinds that are tried in the model. The first has those that prepare weights: no
+    layout is changed between two convolutions, so all together gain more than each alone. Then come
+    all kinds, as the gain of a product or two is small beside a CPU's noise; then each alone."""
     together: dict[str, list[RegionKernel]] = {}
     for kind in worth:
         if kind.prepares is not None:
@@ -67,8 +68,8 @@ def trials(worth: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
 
 
 def pays(timing: Timing, trial: Sequence[RegionKernel]) -> bool:
-    """Whether a model is faster with some kinds: by the verdict, or, where there is none, by their
-    savings alone, if the runs leave that gain open."""
+    """Whether a model is faster with some kinds: by the verdict, or, without one, by their savings
+    alone, if the runs do not exclude that gain."""
     left = timing.original - sum(kind.saved for kind in trial)
     gain = timing.original / left if left > 0 else math.inf
     return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
@@ -76,7 +77,7 @@ def pays(timing: Timing, trial: Sequence[RegionKernel]) -> bool:
 
 def rounding_nothing(kept: Sequence[RegionKernel], backend: Backend) -> list[RegionKernel] | None:
     """The kinds with kernels that round no operands of products, for the comparison of the check;
-    None where none of them rounds any."""
+    None if no kernel rounds any."""
     records = [backend.fine(kind.record) for kind in kept]
     if all(record == kind.record for record, kind in zip(records, kept, strict=True)):
         return None
@@ -100,7 +101,7 @@ def ship(kept: Sequence[RegionKernel], backend: Backend, report: ErrorReport) ->
 
 
 def where_they_run(kept: Sequence[RegionKernel], sizes: Mapping[str, int]) -> list[str]:
-    """At which sizes of its free dims a model runs these kernels, in words."""
+    """A sentence about the sizes of its free dims at which a model runs these kernels."""
     regions = [region for kind in kept for region in kind.regions]
     fixed = sum(region.free for region in regions)
     if not sizes or not fixed:

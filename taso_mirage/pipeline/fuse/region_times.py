@@ -1,4 +1,4 @@
-"""A region alone in the runtime, as operators and as a kernel."""
+"""The times of a region alone in the runtime, as operators and as a kernel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.spending import Purpose, spent
 
 SECONDS = 0.2
-"""For running it both ways."""
+"""The time for running a region both ways."""
 SEED = 1
 SLOWER = 1.05
 """The largest time of a kernel of free sizes relative to the operators at other sizes."""
 LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
-"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that
-none here finds there; and that a file has."""
+"""Bytes of weights from which on a whole model's run finds none in a cache; bytes of weights with
+their copies, from which on no run here does; and the largest bytes of weights in a file."""
 
 
 @spent(Purpose.TUNING)
@@ -43,11 +43,11 @@ def region_seconds(
     target: Target,
     prepares: bool = False,
 ) -> tuple[float, float] | None:
-    """The seconds of a region with its operators, and with the kernel in their place; None where
-    its weights are too many for one file.
+    """The seconds of a region with its operators, and with the kernel in their place; None if its
+    weights are too large for one file.
 
-    Where the kernel prepares weights, both sides arrange them ahead, and have enough copies of the
-    region that its weights come from memory, as in a whole model.
+    If the kernel prepares weights, both sides arrange them in advance, and have so many copies of
+    the region that its weights come from memory, as in a whole model.
     """
     known = [leaf for leaf, node in zip(graph.inputs, site.inputs, strict=True) if prepares and is_weight(node)]
     held, made = (sum(size(leaf.type) for leaf in leaves) for leaves in (known, graph.outputs))
@@ -71,20 +71,20 @@ def slower_elsewhere(
     target: Target,
     prepares: bool,
 ) -> bool:
-    """Whether a kernel of free sizes is slower than the operators at the least sizes, or at larger
-    ones than these."""
+    """Whether a kernel of free sizes is slower than the operators at the least sizes, or at sizes
+    larger than these."""
     for other in (dict.fromkeys(sizes, 1), {name: LARGER * n for name, n in sizes.items()}):
         try:
             times = region_seconds(resized(site, other), site, kernel, opsets, target, prepares)
         except TasoMirageError:
-            continue  # a region that has no such sizes
+            continue  # the region has no such sizes
         if times is not None and times[1] > SLOWER * times[0]:
             return True
     return False
 
 
 def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:
-    """The region with weights of its own, random ones, in place of those inputs."""
+    """The region with random weights of its own in place of these inputs."""
     rng = np.random.default_rng(i)
     made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
     inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])

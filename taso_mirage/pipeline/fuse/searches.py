@@ -1,5 +1,5 @@
-"""The muGraphs of a model's regions: all regions are searched at once, in processes, where the CPU
-is not measured."""
+"""The searches for muGraphs of a model's regions: for all regions at once, in other processes,
+unless the CPU is measured meanwhile."""
 
 from __future__ import annotations
 
@@ -23,31 +23,29 @@ from taso_mirage.system.workers import Workers
 SearchedGoal = tuple[Graph, FreeSizes | None]
 """The goal of a search, and the names of its sizes where its kernels read them at run time."""
 BEST = 24
-"""muGraphs of a region that are compiled and run."""
+"""The number of muGraphs of a region that are compiled and run."""
 LATE = 30.0
-"""Seconds past its share after which a search is ended with nothing: it ends by itself between two
-candidates."""
+"""Seconds beyond its share after which a search is ended without a result; it ends by itself only
+between two candidates."""
 HERE = 2
-"""The number of goals up to which they are searched in this process: another one takes seconds to
-start."""
+"""The number of goals up to which this process searches: another process takes seconds to start."""
 ASKED = 0.2
-"""Seconds between two looks whether there was an interrupt."""
+"""Seconds between two checks for an interrupt."""
 FEW, MOST = 4, 1e6
-"""Cores of a machine on which processes that search would be in the way of other work, and seconds
-for a search where there is no limit."""
+"""The number of cores up to which searches in other processes would disturb other work, and the
+seconds for a search without a limit."""
 
 
 def searchers(count: int, seconds: float) -> Workers | None:
-    """Processes that will search; None where there are few cores. Each search may take so many
-    seconds. To be started at once: each takes seconds to import its modules (`start` with an empty
-    job)."""
+    """Processes for searches; None if there are few cores. Each search may take so many seconds.
+    Start them at once, as each takes seconds to import its modules (`start` with an empty job)."""
     return Workers(f"{__name__}:{search_goal.__name__}", count, min(seconds, MOST) + LATE) if count > FEW else None
 
 
 class Searches:
-    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is
-    searched when it is asked for. Those whose kernels prepare weights (`prepared`) are not
-    searched. `ready` processes that were started before are used, and ended."""
+    """The searches for some goals by `count` processes, each for `seconds`; without processes, a
+    goal is searched on request. Goals whose kernels prepare weights (`prepared`) are not searched.
+    `ready` processes that were started before are used, and ended."""
 
     def __init__(
         self,
@@ -74,7 +72,8 @@ class Searches:
     def __call__(
         self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None], free: FreeSizes | None = None
     ) -> list[FoundMuGraph]:
-        """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
+        """The BEST muGraphs for a goal; if the search starts only now, it takes about so many
+        seconds."""
         if (made := self.prepared.get(goal)) is not None:
             found = made.mugraphs(goal, self.device)
             return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]

@@ -1,13 +1,13 @@
-"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model;
-the work that gains most for each second comes first (`order.py`).
+"""The stage of kernels: the muGraphs of each distinct region are searched, and the fastest is tried
+in the model; the work with the largest gain per second comes first (`order.py`).
 
-A kernel that is faster than the runtime on the region alone goes into the model, and stays where
-the whole model was measured faster; the result passes the check of every other rewrite. A model
-with free dims gets kernels of any sizes. A region without such a form gets one of any number of
-samples, or, where the target distinguishes sizes, for the most important sizes, and keeps its
-operators for all others. Where no rewrite was faster, kernels are tried in the model after the
-passes, in which more of it is in a region: batch normalizations in the weights of convolutions,
-say.
+A kernel that is faster than the runtime on the region alone goes into the model, and stays if the
+whole model was measured faster; the result passes the same check as every other rewrite. A model
+with free dims gets kernels of any sizes. A region without such a form gets a kernel for any number
+of samples, or, if the target distinguishes sizes, for the most important sizes, and keeps its
+operators for all others. If no rewrite was faster, kernels are tried in the model after the passes,
+of which regions cover more: batch normalizations are in the weights of convolutions there, for
+example.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def fused(
     once: bool = False,
     ready: Workers | None = None,
 ) -> Result:
-    """The result with kernels in it, if the model is faster so; else the result, with a note that
-    says why.
+    """The result with kernels in it, if the model is faster with them; else the result, with a note
+    of the reason.
 
     `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
-    and choice together take the budget of `config`, and no more than the step in progress when it
-    ended; `stop` ends them, and kernels that were measured to be faster until then are kept.
-    `original`: a session on it, if there is one; `trying`: the seconds that a model takes to load
-    and to compare at least, if they are known; `backend`: that of the target, if it is there;
-    `once`: all kernels are tried together, against the original, and no model is loaded for another
-    look; `ready`: processes that search, if some were started.
+    and choice together take the budget of `config`, and end with the step in progress after it;
+    `stop` ends them, and kernels that were measured to be faster until then are kept. `original`:
+    an open session on the original, if any; `trying`: the least seconds that a model takes to load
+    and to compare, if known; `backend`: that of the target, if any; `once`: all kernels are tried
+    together, against the original, and no model is loaded for another comparison; `ready`: started
+    processes for searches, if any.
     """
     check_mode(mode, config.measure)
-    if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
+    if mode == OFF or not result.cases:  # without cases nothing can be checked; a note says so already
         return result
     try:
         backend = backend or here(result.target.name)
@@ -156,11 +156,11 @@ class _Stage:
         return self.trials.tries(trial)
 
     def _done(self) -> int:
-        """The number of kinds that do not wait for a kernel."""
+        """The number of kinds that do not wait for a kernel any more."""
         return len(self.kinds.places) - len(self.order.waiting)
 
     def _note_end(self) -> None:
-        """Note where the time ended before all was made and tried."""
+        """Note that the time ended before all kernels were made and tried."""
         done, count = self._done() - len(self.maker.untried), len(self.kinds.places)
         if done < count and not self.time.budget.stop:
             self.ended = f"the time was over after {done} of {count} kinds of regions"
@@ -168,7 +168,7 @@ class _Stage:
             self.notes.append("the time was over before a set of kernels was tried in the model")
 
     def _left(self, spent: float) -> Leftover | None:
-        """The kinds of regions that there was no time for."""
+        """The kinds of regions for which there was no time."""
         kinds, waiting = self.kinds, {*self.maker.untried, *self.order.waiting}
         estimates = [
             (kinds.variants[k][0].operators, len(sites), kinds.possible[k]) for k, sites in kinds.places.items()
@@ -177,7 +177,7 @@ class _Stage:
         return leftover(estimates, untried, self.base.seconds_before_after[1], spent)
 
     def _none(self) -> str:
-        """Why there is no kernel."""
+        """The reason for which there is no kernel."""
         if self.ended:
             return f"no kernels: {self.ended}"
         if not self.kinds.places:
@@ -186,7 +186,7 @@ class _Stage:
         return f"no kernels: {tried} of the model can be fused, but none makes the model measurably faster"
 
     def _report(self, what: str, error: Exception) -> None:
-        """Note an error with a region, which has no type at these sizes, or met a bug."""
+        """Note an error with a region, which has no type at these sizes, or found a bug."""
         bug = f"internal error, please report it: {type(error).__name__}: {error}"
         said = f"no kernel for {what}: {error if isinstance(error, TasoMirageError) else bug}"
         self.notes += [said] if said not in self.notes else []
@@ -199,7 +199,7 @@ class _Stage:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
         timing = self.trials.timing or self._compare(model)
-        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind was faster already
+        if not (timing.as_fast and timing.ratio >= GAIN):  # each kind alone was already faster
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if self.config.elsewhere:
             as_fast, said = self._elsewhere(model)
@@ -243,8 +243,9 @@ class _Stage:
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
     def _elsewhere(self, model: Model) -> tuple[bool, str]:
-        """Whether the model is as fast as the original where its kernels' library is not, and the
-        line that says so. Its functions are the operators of the model before, which was measured.
+        """Whether the model is as fast as the original without its kernels' library, and the line
+        that says so. Its functions are the operators of the model before kernels, which was
+        measured.
         """
         trials = self.trials
         known = trials.once and trials.kinds.model is trials.before and not any(k.turned for k in trials.kept)
@@ -262,5 +263,5 @@ class _Stage:
         return original, runtime.open_in_child(model, self.result.target)
 
     def _more(self) -> bool:
-        """Whether there is time for new sessions on two models."""
+        """Whether there is time to open sessions on two models."""
         return not (self.trials.once or self.time.budget.stop or self.time.late())
