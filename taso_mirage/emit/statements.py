@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from textwrap import indent
 from typing import TypeAlias
 
 _WORD = re.compile(r"\w+")
@@ -311,7 +312,8 @@ def mentioned(x: Expression | Statement) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonPrinter:
-    """The text of programs in a language within Python. `prefix`: that of its own names."""
+    """The text of programs in a language within Python. `prefix`: that of its own names;
+    `decorator`: that of its functions, empty for plain Python."""
 
     decorator: str
     prefix: str
@@ -321,7 +323,8 @@ class PythonPrinter:
         given = _listed(map(self._parameter, made.parameters))
         doc = [f'    """{made.why}"""'] if made.why else []
         lines = self._inner(made.body)
-        return "\n".join([f"@{self.decorator}{made.decoration}", f"def {made.name}({given}):", *doc, *lines]) + "\n"
+        head = [f"@{self.decorator}{made.decoration}"] if self.decorator else []
+        return "\n".join([*head, f"def {made.name}({given}):", *doc, *lines]) + "\n"
 
     def _parameter(self, given: str | Parameter) -> str:
         if not isinstance(given, Parameter):
@@ -369,7 +372,7 @@ class PythonPrinter:
             yield from self._inner(body)
 
     def _inner(self, body: Sequence[Statement]) -> Iterator[str]:
-        return (f"    {line}".replace("\n", "\n    ") for line in self.lines(body))
+        return (indent(line, "    ") for line in self.lines(body))
 
     def expression(self, x: Expression) -> str:
         """The text of an expression."""
@@ -422,3 +425,4 @@ def _listed(arguments: Iterable[str]) -> str:
 
 TRITON = PythonPrinter("triton.jit", "tl.")
 GLUON = PythonPrinter("gluon.jit", "gl.")
+PYTHON = PythonPrinter("", "")
