@@ -9,7 +9,7 @@
 Exit code 1: a text differs, is new, or is missing. Many tests that run generated programs run on
 one of several days; after a change of the texts the following command runs all of their cases:
 
-    pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions
+    python -m pytest -m "sampled and not slow" -n 2 tests/{emit,forms,mugraph,regions}
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from .digests import KEPT, differences, digest
 
 ROOT = Path(__file__).parent.parent.parent
-ALL_CASES = 'python -m pytest -m "sampled and not slow" -n 2 tests/emit tests/forms tests/mugraph tests/regions'
+ALL_CASES = 'python -m pytest -m "sampled and not slow" -n 2 tests/{emit,forms,mugraph,regions}'
 """The command that runs all cases of the sampled tests of generated programs."""
 
 

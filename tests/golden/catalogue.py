@@ -48,7 +48,7 @@ from taso_mirage.runtime.plan import KernelImage, ProgramRange, cpu_kernel, cuda
 from taso_mirage.runtime.tensorrt import plugin_attributes, plugin_source, python_plugin  # noqa: E402
 
 FORM_TESTS = [import_module(file.stem) for file in sorted(ROOT.glob("tests/forms/test_*.py"))]
-"""The tests of forms: their `gpu_golden` or `cpu_golden` has the muGraphs whose programs are
+"""The tests of forms: `gpu_golden` or `cpu_golden` of one has the muGraphs whose programs are
 kept."""
 SEARCHED = Path(__file__).parent / "searched.json"
 Named = Iterator[tuple[str, str]]
