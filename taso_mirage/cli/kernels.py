@@ -96,7 +96,7 @@ def _surveyed(
 ) -> list[Surveyed]:
     """The regions of a model with the best muGraph of each, or of the one with the number `show`
     alone; the checkpoint is read before, and written after each."""
-    from taso_mirage.regions.fragments import kernel_regions
+    from taso_mirage.regions.kernel_regions import kernel_regions
     from taso_mirage.regions.survey import Surveyed, survey
     from taso_mirage.report.summary import Stages
     from taso_mirage.system.locks import locked

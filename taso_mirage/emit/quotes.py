@@ -9,7 +9,8 @@ or a target with a star. Comments, parentheses, and the ends of lines within a c
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import Any
@@ -35,6 +36,12 @@ LANGUAGES = ("tl", "gl")
 OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.And: "and"},
     **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="},
+}
+
+
+COMPUTED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
 }
 
 
@@ -114,7 +121,23 @@ class _Quote:
                     yield self._value(node)
 
     def _computed(self, node: ast.expr) -> Any:
-        return eval(ast.unparse(node), {}, self.known)
+        """The value of an expression in braces: arithmetic of known names, their attributes and
+        their methods."""
+        match node:
+            case ast.Name(name):
+                return self.known[name]
+            case ast.Constant(value):
+                return value
+            case ast.Attribute(value, member):
+                return getattr(self._computed(value), member)
+            case ast.Call(function, args):
+                return self._computed(function)(*map(self._computed, args))
+            case ast.BinOp(left, sign, right):
+                return COMPUTED[type(sign)](self._computed(left), self._computed(right))
+            case ast.Compare(left, signs, others) if all(isinstance(each, ast.Eq) for each in signs):
+                first = self._computed(left)
+                return all(first == self._computed(each) for each in others)
+        raise SyntaxError(f"no expression in braces: {ast.unparse(node)}")
 
     def _value(self, node: ast.expr) -> Expression:
         match node:
@@ -124,15 +147,11 @@ class _Quote:
                 return Expression("own", (), member)
             case ast.Attribute(value, member):
                 return Expression("member", (self._value(value),), member)
-            case (
-                ast.BinOp(left, operator, right)
-                | ast.Compare(left, [operator], [right])
-                | ast.BoolOp(operator, [left, right])
-            ):
+            case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]) | ast.BoolOp(sign, [left, right]):
                 a, b = self._value(left), self._value(right)
                 a = a if left.col_offset == node.col_offset else group(a)
                 b = b if right.end_col_offset == node.end_col_offset else group(b)
-                return Expression(OPERATORS[type(operator)], (a, b))
+                return Expression(OPERATORS[type(sign)], (a, b))
             case ast.UnaryOp(ast.USub(), ast.Name() as value):
                 return -self._value(value)
             case ast.List(elements) | ast.Tuple(elements):

@@ -22,10 +22,10 @@ from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, Written
 from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
 from taso_mirage.mugraph.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
+from taso_mirage.mugraph.kernel_bodies import AFTER, PlannedKernel
 from taso_mirage.mugraph.means import NONE, weights
 from taso_mirage.mugraph.stabilised import Stabilisation, Stabiliser
 from taso_mirage.mugraph.stored import LOWEST, Labels, Stored, converted_float
-from taso_mirage.mugraph.structures import AFTER, PlannedKernel
 from taso_mirage.operators.ops import extents, term
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]

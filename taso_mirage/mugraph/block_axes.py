@@ -11,9 +11,9 @@ from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Node
 from taso_mirage.mugraph.closure import Closure
+from taso_mirage.mugraph.kernel_bodies import KernelBody, PlannedKernel, class_phases
 from taso_mirage.mugraph.stabilised import Stabiliser
 from taso_mirage.mugraph.stored import Labels, axes_order
-from taso_mirage.mugraph.structures import KernelBody, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
 
 

@@ -28,10 +28,11 @@ from taso_mirage.mugraph.field_check import sizes_apart
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.goal import refuse
+from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
-from taso_mirage.mugraph.structures import KernelBody, Limits, Plan, plans
+from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tiled_plans import TiledPlan, varied, with_forms
 from taso_mirage.mugraph.tilings import LONG, NEAR, Tiled, fastest, rank

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, largest_operand
 from taso_mirage.mugraph.derivations.overflow import NO_DEGREE, Degree, OverflowEffect
-from taso_mirage.mugraph.structures import KernelBody, Plan
+from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.verdicts import Failure, FailureKind
 
 

@@ -15,7 +15,7 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, TileCounts
 from taso_mirage.mugraph.derivations.reductions import DOT
-from taso_mirage.mugraph.structures import INSIDE, PlannedKernel, class_phases
+from taso_mirage.mugraph.kernel_bodies import INSIDE, PlannedKernel, class_phases
 
 TileSizes = Mapping[str, int]
 STORED = 4

@@ -15,9 +15,9 @@ from taso_mirage.mugraph.assemble import assembled
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.free import free_goal, free_tiles
+from taso_mirage.mugraph.kernel_bodies import PlannedKernel
 from taso_mirage.mugraph.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.mugraph.stabilised import Stabilisation
-from taso_mirage.mugraph.structures import PlannedKernel
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tilings import ITERATION, Tiled, predicted
 

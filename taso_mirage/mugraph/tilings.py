@@ -18,8 +18,8 @@ from taso_mirage.devices.device import Device
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import TileCounts
 from taso_mirage.mugraph.derivations.reductions import DOT
+from taso_mirage.mugraph.kernel_bodies import Plan, PlannedKernel, labels_of
 from taso_mirage.mugraph.kernel_seconds import fitted, seconds_of_work
-from taso_mirage.mugraph.structures import Plan, PlannedKernel, labels_of
 from taso_mirage.mugraph.tile_work import STORED, KernelWork, TileSizes, TileWork
 
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]

@@ -253,7 +253,8 @@ class Choosing:
         `pace`: the seconds of a session for a round."""
         if self.job.stop.asked or not best.steps:
             return best, timing
-        ablation = Ablation(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
+        seconds = parts_seconds(self.job, self._left())
+        ablation = Ablation(self.problem, best, self._in_turn, seconds, pace + OPENING)
         rest = ablation.run()
         if rest is None:
             return best, timing
@@ -270,10 +271,6 @@ class Choosing:
         clock = self.load.clock
         sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
         return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
-
-    def _for_parts(self) -> float:
-        """Seconds for the ablation: the remaining time minus the comparison that follows."""
-        return parts_seconds(self.job, self._left())
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""

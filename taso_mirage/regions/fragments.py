@@ -40,7 +40,6 @@ from taso_mirage.mugraph.labels import Labelled, label
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
-from taso_mirage.operators.work import size, work
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.horizontal import groups
@@ -54,34 +53,6 @@ ROWS = 64
 single precision on a GPU, where they leave the tensor cores alone."""
 PRODUCTS = 2
 """The largest number of successive products of a region."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRegion:
-    """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of
-    the operators of each.
-
-    `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`:
-    its inputs and outputs once.
-    """
-
-    graph: Graph
-    places: tuple[tuple[str, ...], ...]
-    flops: int
-    bytes: int
-    least: int
-
-    @property
-    def operators(self) -> list[Node]:
-        """The region's terms, operands first; a term of several results is one."""
-        return [n for n in self.graph if n.args and not is_part(n)]
-
-
-def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
-    """The regions of a model with every symbol at its size, in the order of their first places;
-    equal ones are one."""
-    found = fragments(model, sizes).items()
-    return [_region(graph, tuple([s.names for s in sites])) for graph, sites in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +99,6 @@ def _site(
     terms = {leaf: term for term, leaf in leaves.items()}
     names = [_name(model, n) for n in members if not is_part(n)]
     return graph, RegionSite(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), tuple(names))
-
-
-def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> KernelRegion:
-    counted = [work(n, {}) for n in graph if n.args and not is_part(n)]
-    least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
-    return KernelRegion(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
 
 
 def _name(model: Model, node: Node) -> str:

@@ -25,7 +25,7 @@ from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import tests_json, verified_mugraph
 from taso_mirage.operators.work import work
 from taso_mirage.regions.canonical import operator_alone
-from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.kernel_regions import KernelRegion
 from taso_mirage.verdicts import Failure
 
 VERSION = 1

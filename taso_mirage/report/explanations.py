@@ -24,12 +24,11 @@ from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
 from taso_mirage.report.times import result_costs
 from taso_mirage.rewriting import library
-from taso_mirage.rewriting.equation import Equation, directed, work_terms
+from taso_mirage.rewriting.equation import directed, work_terms
 from taso_mirage.rewriting.text import laws, show_equation, show_graph
 from taso_mirage.search.config import Config, Progress
 from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
 from taso_mirage.search.partial.source import Mutation
-from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.terminal import duration
@@ -135,18 +134,18 @@ def _statement(name: str, text: str, evidence: str) -> StatedEquation:
     return StatedEquation(name, body, guard, evidence)
 
 
-def statement(name: str, result: Result | None = None) -> StatedEquation:
+def statement(name: str, result: Result) -> StatedEquation:
     """The equation of a step's name, in the direction of its application.
 
     Mutants and the user's own rules come from the result.
     """
-    mutants = {} if result is None else result.mutations.by_name
+    mutants = result.mutations.by_name
     if name in mutants:
         return _of_mutant(mutants[name])
     if name == FOLDING:
         return StatedEquation(name, "terms over weights alone become weights", "", "computed in advance in float64")
     stated, backward = directed(name)
-    equation = (known() if result is None else result.named).get(stated)
+    equation = result.named.get(stated)
     if equation is None:
         return StatedEquation(name, "", "", "no equation of that name is known here")
     own = _statement(stated, show_equation(equation), "a rule of yours, proved where it was applied")
@@ -155,12 +154,6 @@ def statement(name: str, result: Result | None = None) -> StatedEquation:
     if reverse is None:
         return forward
     return _statement(name, show_equation(reverse), f"{forward.evidence} (read from right to left)")
-
-
-@cache
-def known() -> Mapping[str, Equation]:
-    """All rules by name."""
-    return {each.name: each for each in rules()}
 
 
 # ---------------------------------------------------------------- as data and text
@@ -179,7 +172,7 @@ class ChangeData(TypedDict):
     after: str
 
 
-def explanation_data(listed: Sequence[Explanation], result: Result | None = None) -> list[ChangeData]:
+def explanation_data(listed: Sequence[Explanation], result: Result) -> list[ChangeData]:
     """The changes as JSON data; seconds are of one place."""
     return [
         {
@@ -201,7 +194,7 @@ def _fields(each: StatedEquation) -> dict[str, str]:
     return found | ({"right without correction": each.region} if each.region else {})
 
 
-def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Iterator[str]:
+def as_lines(listed: Sequence[Explanation], result: Result) -> Iterator[str]:
     """The changes as text; an equation is stated where it comes first."""
     total = sum(each.change.count for each in listed)
     yield (f"{len(listed)} distinct changes at {total} places, the largest gain first" if total else "no changes")

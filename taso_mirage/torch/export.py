@@ -125,10 +125,9 @@ def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
 
 @dataclass(frozen=True)
 class OnnxForm:
-    """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes that it holds for."""
+    """A model (an `onnx_ir.Model`) and the sizes that it holds for."""
 
     model: Any
-    names: tuple[str, ...]
     sizes: SizesHeld
 
 
@@ -201,11 +200,10 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
             raise
         except Exception as error:  # the exporter raises the errors of its many parts
             raise _refusal(_reason(error)) from error
-    names = tuple(value.name for value in model.graph.inputs)
-    if len(names) != len(given):
-        raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
+    if (count := len(model.graph.inputs)) != len(given):
+        raise Unsupported(f"PyTorch exported {count} inputs of {len(given)}")
     relations = tuple([shapes.replace(guard.expr) for guard in shapes.guards[known:]]) if shapes else ()
-    return OnnxForm(model, names, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
+    return OnnxForm(model, held_sizes(program, tuple(inspect.signature(module.forward).parameters), relations))
 
 
 def _fold(model: Any) -> None:

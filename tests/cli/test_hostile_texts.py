@@ -16,7 +16,7 @@ from taso_mirage.generate.pipeline import GenerateOptions, _Partial
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
 from taso_mirage.operators.ops import term
-from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.kernel_regions import KernelRegion
 from taso_mirage.regions.survey import _from_data
 from taso_mirage.rewriting.library import parse_rules
 from taso_mirage.search.mutations import MutationStore

@@ -28,7 +28,8 @@ from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
-from taso_mirage.regions.fragments import INPUTS, OPERATORS, KernelRegion, kernel_regions
+from taso_mirage.regions.fragments import INPUTS, OPERATORS
+from taso_mirage.regions.kernel_regions import KernelRegion, kernel_regions
 from taso_mirage.regions.survey import survey
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.verdicts import Evidence

@@ -55,6 +55,13 @@ def test_what_stands_in_braces_is_computed(wide: bool, last: str) -> None:
     )
 
 
+def test_nothing_but_arithmetic_stands_in_braces() -> None:
+    with pytest.raises(SyntaxError, match="no expression in braces: lambda"):
+        quoted_body("x = {lambda: n}\n", n=2)
+    with pytest.raises(KeyError, match="open"):
+        quoted_body("x = {open('file')}\n", n=2)
+
+
 def test_statements_alone_are_quoted_too() -> None:
     assert list(TRITON.lines(quoted_body("if x != 1:\n    y = {n}\n", n=2))) == ["if x != 1:", "    y = 2"]
 

@@ -21,7 +21,7 @@ from taso_mirage.measure import check, sizes
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.onnx_io import load
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.regions.fragments import kernel_regions
+from taso_mirage.regions.kernel_regions import kernel_regions
 from taso_mirage.search.config import Config
 
 

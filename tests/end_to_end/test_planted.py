@@ -32,7 +32,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.choices import KernelRecords
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.kernel_regions import KernelRegion
 from taso_mirage.regions.survey import _from_data
 from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.partial.source import mutation, programs

@@ -186,7 +186,7 @@ def attention(scale: float = 1.0) -> tuple[tuple[Node, ...], Node, Node]:
 
 @pytest.mark.parametrize("wrong", ["", "scale", "last queries", "a head", "last keys"])
 def test_attention_of_many_tokens_is_evaluated_for_few_queries(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """Its scores for all of them would take seconds; an error in the others alone is far from the
+    """The scores of all queries would take seconds; an error in the others alone is far from the
     original's run."""
     inputs, old, new = attention(1.01 if wrong == "scale" else 1.0)
     if wrong == "last queries":

@@ -22,10 +22,11 @@ from taso_mirage.ir.mugraph import Batch, kernels
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.closure import close
+from taso_mirage.mugraph.derivation_space import cluster_space
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.stabilised import stabilisation
-from taso_mirage.mugraph.structures import Limits, cluster_space, plans
+from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.tiled_plans import COMPETITIVE, SOON, TiledPlan, with_forms
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term

@@ -14,8 +14,9 @@ from models.workloads import PAPER
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.program import LaunchSchedule, guessed
 from taso_mirage.mugraph.closure import close
+from taso_mirage.mugraph.kernel_bodies import PlannedKernel
 from taso_mirage.mugraph.search import Search, SearchOptions
-from taso_mirage.mugraph.structures import Limits, PlannedKernel, plans
+from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.tilings import tiled
 
 

@@ -29,7 +29,8 @@ from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
-from taso_mirage.regions.fragments import RegionSite, _Growing, fragments, kernel_regions
+from taso_mirage.regions.fragments import RegionSite, _Growing, fragments
+from taso_mirage.regions.kernel_regions import kernel_regions
 from taso_mirage.regions.survey import survey
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel

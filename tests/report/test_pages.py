@@ -28,7 +28,7 @@ from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.regions.fragments import KernelRegion
+from taso_mirage.regions.kernel_regions import KernelRegion
 from taso_mirage.regions.survey import Surveyed
 from taso_mirage.report import html
 from taso_mirage.report.changes import Explanation, ReportedChange

@@ -197,7 +197,8 @@ def test_explain_as_json(written: tuple[dict[str, Any], Path]) -> None:
 def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
     graph = Graph(RELU.inputs, (term("relu", RELU.outputs[0]),))
     change = ReportedChange(("relu.0", "relu.0"), graph, RELU, ("a", "b", ""))
-    lines = list(as_lines([Explanation(change, (3e-6, 1e-6), (2e-6, 1e-6)), Explanation(change, (1e-6, 1e-6), None)]))
+    listed = [Explanation(change, (3e-6, 1e-6), (2e-6, 1e-6)), Explanation(change, (1e-6, 1e-6), None)]
+    lines = list(as_lines(listed, mini))
     assert lines[0] == "2 distinct changes at 6 places, the largest gain first"
     assert lines[2:5] == [
         "1. 3 x relu -> nothing",
@@ -233,15 +234,15 @@ def test_sums_of_gains_that_differ_from_the_whole_are_said(mini: Result) -> None
     assert one_by_one([change((200e-6, 50e-6), None)], replace(timed, timing=None)) == ""
 
 
-def test_statements_name_their_evidence() -> None:
-    assert "op_specs/activations.py" in statement("relu.0").evidence
-    assert "computed in advance" in statement(FOLDING).evidence
+def test_statements_name_their_evidence(mini: Result) -> None:
+    assert "op_specs/activations.py" in statement("relu.0", mini).evidence
+    assert "computed in advance" in statement(FOLDING, mini).evidence
     generated = next(r for r in rules() if r.evidence == "library" and r.reverse() is not None)
-    assert "typings" in statement(generated.name).evidence
-    backward = statement(f"{generated.name}~")
-    assert backward.text == " == ".join(reversed(statement(generated.name).text.split(" == ")))
+    assert "typings" in statement(generated.name, mini).evidence
+    backward = statement(f"{generated.name}~", mini)
+    assert backward.text == " == ".join(reversed(statement(generated.name, mini).text.split(" == ")))
     assert "right to left" in backward.evidence
-    assert statement("no.such.equation").text == ""
+    assert statement("no.such.equation", mini).text == ""
 
 
 def test_a_change_is_measured_at_the_sizes_of_the_model() -> None:
@@ -420,6 +421,7 @@ def test_after_an_interrupt_no_change_is_measured_alone(mini: Result, monkeypatc
 
     heard: list[object] = []
     monkeypatch.setattr(explanations, "measured_seconds", asked)
+    monkeypatch.setattr(stages, "profile", lambda *_: None)
     config = Config(budget=5, seconds=0.1, explain=True)
     with measuring(config) as (cache, executor):
         for pressed in (False, True):

@@ -40,29 +40,21 @@ def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]
     return value, index
 
 
-def without_view(value: LoopValue) -> LoopValue:
-    """The value under a view; a value that is no view itself."""
-    return value.arg if isinstance(value, LoopView) else value
-
-
-def offset(buffer: CppBuffer, index: AffineIndex) -> Affine:
-    """The place of an element, in elements from the buffer's pointer."""
-    found = Affine(buffer.start)
-    for at, stride in zip(index, buffer.strides, strict=True):
-        found = found + at * stride
-    return found
+def in_memory(value: LoopValue) -> tuple[LoopValue, AffineIndex]:
+    """The value whose memory has the elements of another, and the index in it by variables "0",
+    "1"...; numbers and positions have no memory, so a view of them is stored itself."""
+    axes = shape_axes(value.shape)
+    inner, index = strip(value, axes)
+    return (value, axes) if isinstance(inner, (LoopConstant, LoopIota)) else (inner, index)
 
 
 def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
     """The place of a value; before it is computed, its later place without a name."""
-    axes = shape_axes(value.shape)
-    inner, index = strip(value, axes)
-    if isinstance(inner, (LoopConstant, LoopIota)):
-        inner, index = value, axes
+    inner, index = in_memory(value)
     if isinstance(inner, CppBuffer):
-        return viewed(inner, index, value.shape)
+        return inner.viewed(index, value.shape)
     strides = product_strides(inner, buffers) if isinstance(inner, Contract) else contiguous(inner.shape)
-    return viewed(buffers.get(inner, CppBuffer(inner.dtype, inner.shape, "", strides)), index, value.shape)
+    return buffers.get(inner, CppBuffer(inner.dtype, inner.shape, "", strides)).viewed(index, value.shape)
 
 
 def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> BufferSizes:
@@ -88,11 +80,6 @@ def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBu
     for letter, step, n in zip(letters, layout(value, buffers).strides, value.shape, strict=True):
         found[letter] = found[letter] + (step if n != 1 else 0)
     return found
-
-
-def permutes(view: LoopView) -> bool:
-    """Whether a view has every element of its operand once."""
-    return view.count == view.arg.count and all(c == 0 for c, _ in view.axes)
 
 
 def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
@@ -125,17 +112,3 @@ def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> Buff
         for j in axes:
             found[j] = stride * dim_product(have[j + 1 : axes.stop])
     return tuple(found)
-
-
-def offset_buffer(target: CppBuffer, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
-    """The part of a buffer that begins at `start` of an axis."""
-    return replace(target, shape=shape, start=target.start + start * target.strides[axis])
-
-
-def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
-    """The memory at an address as a buffer of its own shape; `index` is in the variables "0",
-    "1"..."""
-    at = offset(buffer, index)
-    steps = dict(at.terms)
-    strides = tuple([steps.get(str(i), 0) for i in range(len(shape))])
-    return replace(buffer, shape=shape, strides=strides, start=at.constant)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.emit.cpu.buffer_layouts import offset, strides_of
+from taso_mirage.emit.cpu.buffer_layouts import strides_of
 from taso_mirage.emit.cpu.lazy_tensors import Affine, CppBuffer
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.printer import expression_text, static_cast
@@ -122,7 +122,7 @@ def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, w
 def fill(target: CppBuffer, value: str) -> Statement:
     """Set every element of a buffer."""
     names = {i: n for i, n in enumerate(target.shape) if n != 1}
-    at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
+    at = target.offset(tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
     made: Statement = tl.store(v[target.name][at], value)
     for i, n in reversed(names.items()):
         made = loop(f"i{i}", v.numbers(n), [made])

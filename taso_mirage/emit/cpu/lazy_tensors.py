@@ -4,7 +4,7 @@ and views, which only change indices."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -78,6 +78,25 @@ class CppBuffer(LoopValue):
         """Whether the elements lie row by row."""
         return all(s == t or n == 1 for s, t, n in zip(self.strides, contiguous(self.shape), self.shape, strict=True))
 
+    def offset(self, index: AffineIndex) -> Affine:
+        """The place of an element, in elements from the pointer."""
+        found = Affine(self.start)
+        for at, stride in zip(index, self.strides, strict=True):
+            found = found + at * stride
+        return found
+
+    def viewed(self, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
+        """The memory at an index as a buffer of this shape; the index is in the variables "0",
+        "1"..."""
+        at = self.offset(index)
+        steps = dict(at.terms)
+        strides = tuple([steps.get(str(i), 0) for i in range(len(shape))])
+        return replace(self, shape=shape, strides=strides, start=at.constant)
+
+    def part(self, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
+        """The part that begins at `start` of an axis."""
+        return replace(self, shape=shape, start=self.start + start * self.strides[axis])
+
 
 @dataclass(eq=False, slots=True)
 class LoopConstant(LoopValue):
@@ -104,6 +123,11 @@ class LoopView(LoopValue):
     """Elements of `arg` at indices that are affine in its own."""
 
     axes: tuple[Axis, ...]
+
+    @property
+    def permutes(self) -> bool:
+        """Whether it shows every element of its operand once."""
+        return self.count == self.arg.count and all(c == 0 for c, _ in self.axes)
 
     def inner(self, index: AffineIndex) -> AffineIndex:
         """The index into `arg`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.emit.cpu.buffer_layouts import product_strides, without_view
+from taso_mirage.emit.cpu.buffer_layouts import product_strides
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import (
     LOWEST_FLOAT32,
@@ -20,6 +20,7 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     Map,
     Reduce,
     Strides,
+    base_value,
 )
 from taso_mirage.emit.cpu.loop_schedule import Memory, Root
 from taso_mirage.emit.cpu.nests import cpp_number
@@ -134,7 +135,7 @@ class LoweredBody:
                 LoopPhase.LOOP in after or {LoopPhase.INVARIANT, LoopPhase.AFTER} <= after
             ):
                 read.append(node)
-        values = [without_view(self.found[n]) for n in read if isinstance(self.found[n], LoopValue)]
+        values = [base_value(self.found[n]) for n in read if isinstance(self.found[n], LoopValue)]
         return [x for x in values if isinstance(x, (Map, Reduce, Contract))]
 
     def _value(self, node: Node, args: list[Any]) -> Any:

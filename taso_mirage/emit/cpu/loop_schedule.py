@@ -11,15 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.buffer_layouts import (
+    in_memory,
     loop_variables,
-    offset,
-    offset_buffer,
-    permutes,
     product_strides,
     strip,
     unmerged,
-    viewed,
-    without_view,
     without_views,
 )
 from taso_mirage.emit.cpu.lazy_tensors import (
@@ -37,8 +33,8 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     Map,
     Reduce,
     Strides,
+    base_value,
     contiguous,
-    shape_axes,
 )
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import topological
@@ -147,11 +143,11 @@ class LoopSchedule:
         for value in order:
             for arg in value.args:
                 if not isinstance(value, LoopView):
-                    readers.setdefault(without_view(arg), set()).add(value)
+                    readers.setdefault(base_value(arg), set()).add(value)
         dear: set[LoopValue] = set()
         for value in order:
             if isinstance(value, Map):
-                inner = [without_view(arg) for arg in value.args]
+                inner = [base_value(arg) for arg in value.args]
                 if value.fn.dear or any(a in dear and a.count == value.count for a in inner):
                     dear.add(value)
         for value in dear:
@@ -183,12 +179,9 @@ class LoopSchedule:
 
     def address(self, value: LoopValue) -> CppBuffer:
         """The memory of a value's elements, as a buffer of its shape."""
-        axes = shape_axes(value.shape)
-        inner, index = strip(value, axes)
-        if isinstance(inner, (LoopConstant, LoopIota)):
-            inner, index = value, axes
+        inner, index = in_memory(value)
         buffer = self._flat(inner) if isinstance(inner, Flat) else self.memory(inner)
-        return viewed(buffer, index, value.shape)
+        return buffer.viewed(index, value.shape)
 
     def _flat(self, value: Flat) -> CppBuffer:
         """The memory of merged axes: that of the operand if it is stored row by row, else of a
@@ -212,7 +205,7 @@ class LoopSchedule:
         """
         if value in self.kept and value not in self.room.buffers:
             self.memory(value)
-        if isinstance(value, LoopView) and not isinstance(value.arg, CppBuffer) and permutes(value):
+        if isinstance(value, LoopView) and not isinstance(value.arg, CppBuffer) and value.permutes:
             inverse = without_views(value, target)
             if inverse is not None:
                 return self.store(value.arg, inverse)
@@ -224,7 +217,7 @@ class LoopSchedule:
                 return self.store(value.arg, replace(target, shape=value.arg.shape, strides=strides))
         if isinstance(value, Concat):
             for part, start in zip(value.args, value.starts(), strict=True):
-                self.store(part, offset_buffer(target, part.shape, value.axis, start))
+                self.store(part, target.part(part.shape, value.axis, start))
             return None
         if isinstance(value, Contract) and target.dtype == "float32" and _plain(value, target, self.room.buffers):
             return self.contract(value, target, False)
@@ -248,7 +241,7 @@ class LoopSchedule:
         store.memory = dict(self.room.buffers)
         for leaf, index in leaves:
             if isinstance(leaf, CppBuffer):
-                reads.setdefault(leaf.name, set()).add(offset(leaf, index))
+                reads.setdefault(leaf.name, set()).add(leaf.offset(index))
         first = 0
         for name, places in reads.items():
             at = self._written.get(name, -1)
@@ -282,7 +275,7 @@ class LoopSchedule:
         if not isinstance(nest, Nest) or not self._fits(nest, store):
             return False
         writers = [s for s in nest.stores if s.target.name == name]
-        return all(not w.folded and places == {offset(w.target, w.variables)} for w in writers)
+        return all(not w.folded and places == {w.target.offset(w.variables)} for w in writers)
 
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
         """The leaves of the computation of a store's elements: buffers, numbers, positions.

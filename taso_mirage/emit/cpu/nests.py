@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from taso_mirage.emit.cpu.buffer_layouts import offset
 from taso_mirage.emit.cpu.dots import fill, product_statements
 from taso_mirage.emit.cpu.lazy_tensors import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule, Nest, StoreNest
@@ -70,7 +69,7 @@ class NestStatements:
         """Compute a value and store it."""
         text, known = self._value(item, item.value, item.variables, root=True)
         inner = self.before[len(self.order)]
-        at = offset(item.target, _target(item))
+        at = item.target.offset(_target(item))
         place = v[item.target.name][at]
         depth = len(self.order) - len(item.folded)
         if not item.folded:
@@ -110,7 +109,7 @@ class NestStatements:
         return self._named(value, expression(value.fn.cpp.format(*[t for t, _ in args])), depth)
 
     def _load(self, value: CppBuffer, index: AffineIndex) -> Register:
-        at = offset(value, index)
+        at = value.offset(index)
         if (value.name, at) in self.stored:
             return self.stored[value.name, at]
         wanted, element = register_type(value.dtype), v[value.name][at]
@@ -158,7 +157,7 @@ def loop_order(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str] = fro
     for item in nest.stores:
         for leaf, index in (*schedule.leaves(item), (item.target, _target(item))):
             if isinstance(leaf, CppBuffer) and leaf.name not in dropped:
-                for name, k in offset(leaf, index).terms:
+                for name, k in leaf.offset(index).terms:
                     side[name] += k in (1, -1)
     if not names:
         return []

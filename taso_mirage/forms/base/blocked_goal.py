@@ -55,7 +55,7 @@ class BlockedGoal(ABC):
 
     @abstractmethod
     def small(self) -> tuple[BlockedGoal, Graph]:
-        """A goal of this kind with few elements, and its graph in operators of ONNX."""
+        """A term of a few elements, and its goal, in operators of ONNX."""
 
     @abstractmethod
     def operators(self) -> Node:
