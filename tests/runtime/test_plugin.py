@@ -20,6 +20,7 @@ import onnx
 import onnxruntime
 import pytest
 from commandline import one_line, run, run_apart
+from plugin_models import exported, optimized
 
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, variable
@@ -31,6 +32,7 @@ from taso_mirage.runtime.tensorrt.plugin_attributes import kernel as kernel_of
 from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
 from taso_mirage.runtime.tensorrt.python_plugin import reordered
 
+__all__ = ["exported", "optimized"]
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
 
