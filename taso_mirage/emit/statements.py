@@ -115,7 +115,7 @@ class Vocabulary:
 
 
 class Language(Vocabulary):
-    """The names of the language itself, whatever its prefix is."""
+    """The names of the language itself, with any prefix."""
 
     def load(
         self, pointer: ExpressionLike, *masks: ExpressionLike, other: ExpressionLike = 0.0, **more: ExpressionLike
