@@ -61,7 +61,7 @@ class TritonBlock:
         writes: Sequence[TritonBuffer | None],
         sizes: Sequence[str] = (),
     ) -> None:
-        self.term = BlockTerm(node, name, reads, writes, tuple(sizes))
+        self.term = BlockTerm(node, name, reads, writes, sizes)
         self.body = self.term.body
         axes, names = TileAxes(), reserved_names() | {name} | self.term.sizes.reserved
         for _ in range(2):  # the demands of dots on axes are known after the first reading

@@ -4,7 +4,6 @@ written."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from taso_mirage.emit.gpu.axes import grouped
@@ -16,55 +15,36 @@ from taso_mirage.emit.gpu.packed_weights import in_words
 from taso_mirage.emit.gpu.products import LAYOUT, chained, vector_products
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
-from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, is_free_kernel, loop_phases, overlaps
-from taso_mirage.ir.terms import Graph, Node, users
+from taso_mirage.ir.terms import Node, users
 from taso_mirage.operators.ops import traits
 
 BLOCK_IDS = ("g0", "g1", "g2")
 """The variables that count blocks along each dim of a grid."""
 
 
-@dataclass(frozen=True, eq=False)
 class BlockTerm:
     """`reads` and `writes`: the buffers of its operands and of its results; `free`: the names of
     the sizes that a run gives."""
 
-    node: Node
-    name: str
-    reads: Sequence[TritonBuffer]
-    writes: Sequence[TritonBuffer | None]
-    free: tuple[str, ...]
-
-    @property
-    def body(self) -> Graph:
-        body: Graph = self.node.attr("body")
-        return body
-
-    @property
-    def grid(self) -> Shape:
-        grid: Shape = self.node.attr("grid")
-        return grid
-
-    @property
-    def loop(self) -> Dim:
-        loop: Dim = self.node.attr("loop")
-        return loop
-
-    @property
-    def looped(self) -> bool:
-        return self.loop != 1
-
-    @property
-    def cluster(self) -> int:
-        return int(self.node.attr("cluster"))
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        reads: Sequence[TritonBuffer],
+        writes: Sequence[TritonBuffer | None],
+        free: Sequence[str],
+    ) -> None:
+        self.node, self.name, self.reads, self.writes, self.free = node, name, reads, writes, free
+        self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
+        self.looped, self.cluster = self.loop != 1, node.attr("cluster")
 
     @cached_property
     def sizes(self) -> FreeNames:
         """The sizes that a run gives to this kernel."""
         imap, fmap = self.node.attr("imap"), self.node.attr("fmap")
         free = is_free_kernel(self.body, self.grid, self.loop)
-        return FreeNames(self.free if free else (), self.body, self.grid, imap, fmap)
+        return FreeNames(tuple(self.free) if free else (), self.body, self.grid, imap, fmap)
 
     # ------------------------------------------------------------ the body
 
