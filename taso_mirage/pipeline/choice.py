@@ -153,6 +153,7 @@ class Choosing:
         differ by less than measurements vary, if other processes use the cores, or if there is no
         time for two trials, because measured costs may then be wrong.
         """
+        candidates = self._with_known_gains(candidates)
         steady = self._left() >= 2 * self._trial() and not self._observe().busy
         least = min(candidate.cost for candidate in candidates)
         bar = SAME_COST * least if steady else math.inf
@@ -160,6 +161,13 @@ class Choosing:
         ranks = [sum(other.target == each.target for other in order[:i]) for i, each in enumerate(order)]
         found = [[each for each, rank in zip(order, ranks, strict=True) if rank == trial] for trial in range(LIKELY)]
         return [each for each in found if each]
+
+    def _with_known_gains(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
+        """The candidates without the options that are not predicted to gain, where others are."""
+        plain = self.problem.target
+        usual = min((each.cost for each in candidates if each.target == plain), default=0.0)
+        gaining = {each.target for each in candidates if each.target != plain and each.cost < usual}
+        return [each for each in candidates if each.target in {plain, *gaining}] if gaining else candidates
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The candidate that was measured to be the fastest, or is predicted to be if the runs do
@@ -276,13 +284,13 @@ class Choosing:
         """Seconds that the choice may still take."""
         return self.job.deadline.left() - after_choice(self.job)
 
-    def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """The candidates that can be loaded before the comparison: all, or the predicted fastest.
-        The first of these is independent of the machine's load."""
+    def _in_time(self, candidates: Sequence[ModelCandidate], least: int = 1) -> Sequence[ModelCandidate]:
+        """The candidates that can be loaded before the comparison, at `least` so many: all, or the
+        predicted fastest. The first of these is independent of the machine's load."""
         loads = (self._left() - self._comparing()) / max(load_seconds(self.job), 1e-3)
         if loads >= len(candidates):
             return candidates
-        kept = sorted(candidates, key=lambda c: (not self.by_prediction(c), c.cost))[: max(int(loads), 1)]
+        kept = sorted(candidates, key=lambda c: (not self.by_prediction(c), c.cost))[: max(int(loads), least)]
         if len(kept) < len(candidates):
             left = len(candidates) - len(kept)
             said = f"{left} candidates were" if left > 1 else "1 candidate was"
@@ -311,8 +319,9 @@ class Choosing:
         candidates."""
         sessions: list[Session] = [original]
         alive: list[ModelCandidate] = []
-        for candidate in candidates:
-            began = time.monotonic()
+        waiting = list(candidates)
+        while waiting:
+            candidate, began = waiting.pop(0), time.monotonic()
             try:
                 survivor, session = self._surviving(replace(candidate, target=self.load.clock(candidate.target)))
                 self.job.loading = time.monotonic() - began
@@ -326,6 +335,8 @@ class Choosing:
                 ]
                 self.job.config.candidates(candidate.name, candidate.cost, None, str(error))
                 self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
+            if alive and waiting:  # the first run may take longer than was known
+                waiting = [*self._in_time(waiting, 0)]
         return sessions, alive
 
     def _sure(self, best: ModelCandidate, timing: Timing, target: Target) -> Timing:

@@ -149,15 +149,30 @@ def search_seconds(job: Job) -> float:
 def measures_search(job: Job) -> bool:
     """Whether mutants and search have enough time to measure operators. Otherwise only the search
     by predicted costs runs, and kernels get the time."""
-    short = not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
-    return not short or search_seconds(job) >= MEASURING
+    return not kernels_first(job) or search_seconds(job) >= MEASURING
 
 
-def ahead_seconds(job: Job) -> float:
-    """Seconds that the short search by predicted costs may take: only the check and the shortest
-    comparison must follow it."""
+def measures_passes(job: Job, passing: float) -> bool:
+    """Whether passes run again with measurements, after those by predicted costs that took
+    `passing` seconds. Without measurements they would find the same again."""
+    return not kernels_first(job) or BEFORE_KERNELS * job.deadline.left() >= MEASURING + passing
+
+
+def kernels_first(job: Job) -> bool:
+    """Whether kernels gain more than a search: those of a large model on a GPU, where operators'
+    costs are predicted."""
+    return not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
+
+
+def ahead_seconds(job: Job, passing: float) -> float:
+    """Seconds that the short search by predicted costs may take after passes of `passing` seconds:
+    only the check and the shortest comparison must follow it. Where kernels come first, the passes
+    and this search together have the share of a search before kernels."""
     must = job.checking + job.regions + load_seconds(job) + slow_seconds(job)
-    return AHEAD * max(job.deadline.left() - must, 0.0)
+    left = max(job.deadline.left() - must, 0.0)
+    if not kernels_first(job):
+        return AHEAD * left
+    return max(BEFORE_KERNELS * (left + passing) - passing, min(LOOK, HALF * left))
 
 
 def kernel_seconds(job: Job) -> float:

@@ -21,7 +21,7 @@ from fused_models import CONFIG, accepted, fresh_cache, kernels, on_the_cpu, qui
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
 from taso_mirage.emit.compile import compiled
-from taso_mirage.emit.gpu.block import TritonBlock
+from taso_mirage.emit.gpu.accumulators import Accumulators
 from taso_mirage.emit.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, symbol
@@ -195,7 +195,7 @@ def test_what_is_left_of_an_iteration_is_not_read_after_the_loop(monkeypatch: py
     source = triton.program(made).source
     masked = [line for line in source.splitlines() if "_m = tl.where" in line and "n1_by" in line]
     assert len(masked) >= 3  # of the maximum, of the denominator and of the values that are mixed
-    monkeypatch.setattr(TritonBlock, "_whole", lambda self, y, over, neutral: (y, over))
+    monkeypatch.setattr(Accumulators, "_whole", lambda self, y, over, neutral: (y, over))
     with pytest.raises(Unsupported, match="of an iteration, outside of the loop"):
         triton.program(made)
 
