@@ -89,7 +89,7 @@ class Folder:
 
     `rows` has the state of each: a model is done if an earlier run did it with these options and
     nothing has changed since. InvalidOption where there are no models, where the results would be
-    written over something else, or where options are wrong whatever the model.
+    written over something else, or where options are wrong for every model.
     """
 
     def __init__(
