@@ -20,8 +20,8 @@ once, and read in every run. It follows the graph's inputs, at `inputs[count of 
     extern "C" const size_t NAME_prepared[];  // its bytes, how many inputs are weights, and which
     extern "C" void NAME_prepare(const void** inputs, void* prepared);  // reads only those
 
-Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its
-graphs declare).
+Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores the
+declared dtypes).
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ def _of_plugin(plugin: Plugin, taken: set[str]) -> Any:
 
 
 def _operator(form: Any) -> str | None:
-    """The operator whose terms a form writes; None for an object that is no form, whatever its
-    class does."""
+    """The operator whose terms a form writes; None for an object of any class that is no form."""
     try:
         op = form.program.op if callable(form.read) and callable(form.members) else None
     except Exception:

@@ -28,7 +28,7 @@ class Ran:
         return self.outputs
 
 
-def runs_jointly(target: Target) -> bool:
+def opens_slowly(target: Target) -> bool:
     """Whether sessions take long to open."""
     return not target.on_cores
 

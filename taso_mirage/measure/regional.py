@@ -29,7 +29,7 @@ from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
 from taso_mirage.measure.evaluation import WRONG
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
-from taso_mirage.measure.joint import Ran, run_together, runs_jointly
+from taso_mirage.measure.joint import Ran, opens_slowly, run_together
 from taso_mirage.measure.magnitudes import rounds, uniform_number
 from taso_mirage.measure.patches import Claims, Patch, patches
 from taso_mirage.measure.perturbation import Perturbed
@@ -142,7 +142,7 @@ class RegionalCheck:
             self._step()
             now, wanted = self._fitting(wanted, optimized)
             self._observe([patch for each in now for patch in each], optimized.target)
-            if runs_jointly(optimized.target):
+            if opens_slowly(optimized.target):
                 self._run_ahead(now, optimized)
             for first, *others in now:
                 self._step()

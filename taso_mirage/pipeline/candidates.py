@@ -16,7 +16,7 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
 from taso_mirage.pipeline.layouts import saved_seconds
 from taso_mirage.pipeline.problem import Problem, rewriter_for
-from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_search, search_seconds
+from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_passes, measures_search, search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import STRATEGIES
 from taso_mirage.search.effort import QUICK
@@ -58,7 +58,7 @@ def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> St
     first = [problem.rewriter.candidate("bodies", changed, taken)] if inside else []
     ahead = predicted(job, problem, budget, changed, taken) if job.config.measure else None
     first += [] if ahead is None else [ahead.best]
-    if ahead is not None and not measures_search(job):  # passes that measure nothing find the same again
+    if ahead is not None and not measures_passes(job, ahead.passing):
         normal, steps, passed = ahead.normal, ahead.steps, ahead.passed
         problem.rewriter.passing = ahead.passing
     else:
@@ -89,7 +89,9 @@ def predicted(job: Job, problem: Problem, whole: Budget, model: Model, taken: Se
     rewriter.known.over = problem.rewriter.known.over
     normal, steps, passed = rewriter.passes(model, taken)
     passed = replace(passed, cost=rewriter.cost(passed.model.graph.outputs))
-    share = Budget(ahead_seconds(job), QUICK.states, QUICK.patience, whole.alpha, matches=QUICK.matches)
+    share = Budget(
+        ahead_seconds(job, rewriter.passing), QUICK.states, QUICK.patience, whole.alpha, matches=QUICK.matches
+    )
     job.stop.budget = share
     progress = partial(job.progress, "passes")
     searched, _ = rewriter.search(normal, steps, STRATEGIES["best-first"][0], share, progress)

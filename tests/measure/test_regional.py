@@ -66,7 +66,7 @@ def checked() -> Iterator[Checked]:
     patch.setattr(FloatReference, "__call__", small)
     patch.setattr(cuts, "LIFTING", 0.0)
     patch.setattr(cuts, "LONG", 0.0)
-    patch.setattr(regional, "joins", lambda target: True)
+    patch.setattr(regional, "opens_slowly", lambda target: True)
     yield Checked(Sizes())
     patch.undo()
 
@@ -108,14 +108,14 @@ def test_regions_run_in_few_sessions_where_one_takes_long_to_open(
     counts, found = list[int](), list[list[Difference]]()
     for joint in (True, False):
         opened.clear()
-        monkeypatch.setattr(regional, "joins", lambda target, joint=joint: joint)
+        monkeypatch.setattr(regional, "opens_slowly", lambda target, joint=joint: joint)
         check = RegionalCheck(checked.made.model, checked.cases)
         found.append(check.differences(ClaimedModel(model, CPU, claimed(outputs, steps), {})))
         counts.append(len(opened))
     assert counts[0] == 2 < counts[1]
     assert [d.passed for d in found[0]] == [d.passed for d in found[1]]
     assert [d.error for d in found[0]] == [d.error for d in found[1]]
-    monkeypatch.setattr(regional, "joins", lambda target: True)
+    monkeypatch.setattr(regional, "opens_slowly", lambda target: True)
     monkeypatch.setattr(regional, "run_together", lambda places, opened: [None] * len(places))
     opened.clear()
     check = RegionalCheck(checked.made.model, checked.cases)

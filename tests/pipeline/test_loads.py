@@ -175,5 +175,8 @@ def test_the_options_that_are_predicted_to_gain_are_tried_first(large: Model, se
         candidates = [passed, replace(passed, target=wide, cost=cost)]
         (trial,) = choosing._likely(candidates)
         assert {each.target for each in trial} == {usual, wide}
+        other = replace(passed, target=replace(CPU, options=(("other", "1"),)))
+        (wider,) = choosing._likely([*candidates, other])
+        assert (other in wider) == (cost == 1.0)  # others that gain nothing cost a load each
         assert choosing._in_time(trial)[0].target == first
     assert len(choosing._in_time(trial)) == (2 if seconds == 60.0 else 1)

@@ -151,7 +151,7 @@ def test_passes_that_would_measure_nothing_do_not_run_again(
     """The search starts from the model that predicted costs found."""
     ran, real = list[Rewriter](), Rewriter.passes
     monkeypatch.setattr(Rewriter, "passes", lambda self, *given: (ran.append(self), real(self, *given))[1])
-    monkeypatch.setattr(candidates, "measures_search", lambda job: measures)
+    monkeypatch.setattr(candidates, "measures_passes", lambda job, passing: measures)
     job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(1e-6), deadline=Deadline(60.0))
     problem = pose(job, layers(), (({}, 1.0),))
     start = passes(job, problem)

@@ -60,6 +60,7 @@ from taso_mirage.search.search import (
 )
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import dtype_holds, fold_weights
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.verdicts import FailureKind, failed
 
 
@@ -298,6 +299,31 @@ def test_of_little_time_a_comparison_takes_half(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(choice.Choosing, "_left", lambda self, left=left: left)
         assert choosing._comparing() == compared
         assert len(choosing._in_time(candidates)) == kept
+
+
+def test_where_a_first_run_takes_long_fewer_candidates_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that tries all algorithms of convolutions does so in each session's first run: the
+    others that are predicted to be slower are not loaded then."""
+    a, now = x(8, 8), [0.0]
+    slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, lambda: now[0]))
+    job.seconds["load the original"] = 1.0
+    posed = problem.pose(job, slow, (({}, 1.0),))
+    costs = [1.0, 4.0, 2.0, 3.0]
+    candidates = [ModelCandidate(str(cost), slow, (), cost, CPU) for cost in costs]
+    opened = runtime.open_in_child(slow)
+    choosing = choice.Choosing(job, posed, candidates[0], {}, [{}])
+    for takes, names in ((0.5, ["1.0", "4.0", "2.0", "3.0"]), (20.0, ["1.0", "2.0"])):
+        now[0], job.remarks, job.loading = 0.0, [], None
+
+        def surviving(candidate: ModelCandidate, takes: float = takes) -> tuple[ModelCandidate, Session]:
+            now[0] += takes
+            return candidate, opened
+
+        monkeypatch.setattr(choice.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(choosing, "_surviving", surviving)
+        assert [each.name for each in choosing._alive(candidates, opened)[1]] == names
+        assert job.remarks == ([] if takes < 1 else ["2 candidates were not measured: no time was left"])
 
 
 def test_what_the_runtime_does_not_load_is_dropped_with_its_options(

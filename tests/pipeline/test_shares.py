@@ -12,7 +12,15 @@ from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.target import CUDA
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline.shares import after_choice, kernel_seconds, measures_search, parts_seconds, search_seconds
+from taso_mirage.pipeline.shares import (
+    after_choice,
+    ahead_seconds,
+    kernel_seconds,
+    measures_passes,
+    measures_search,
+    parts_seconds,
+    search_seconds,
+)
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.config import OFF, SEARCH, Config, Stop, quiet
@@ -65,6 +73,20 @@ def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
     longer = job(600.0, 25.0)
     longer.terms, longer.config = 1000, replace(longer.config, target=CUDA)
     assert measures_search(longer)
+
+
+def test_passes_of_a_large_model_on_a_gpu_run_again_where_there_is_time_to_measure() -> None:
+    """Where there is not, passes and the short search together have a share of the time."""
+    for seconds, terms, target, measures in ((60.0, 1000, CUDA, False), (600.0, 1000, CUDA, True)):
+        made = job(seconds, 20.0, 5.0)
+        made.terms, made.config = terms, replace(made.config, target=target)
+        assert measures_passes(made, 5.0) == measures
+        there = made.deadline.left()
+        assert ahead_seconds(made, 5.0) <= 0.25 * (there + 5.0) - 5.0
+        assert ahead_seconds(made, 1.0) - ahead_seconds(made, 5.0) == pytest.approx(3.0)
+        made.terms = 20
+        assert measures_passes(made, 5.0)
+        assert ahead_seconds(made, 5.0) > 0.5 * (there - made.checking - 10.0)
 
 
 def test_what_others_leave_is_for_the_kernels() -> None:
