@@ -23,7 +23,7 @@ from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
 from taso_mirage.onnx_io.files import data_beside, files_of
 from taso_mirage.report.data import or_null
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
@@ -355,7 +355,7 @@ class Folder:
         write_file(self.output / DATA, json.dumps(self.as_data(), indent=2, allow_nan=False) + "\n")
         rows = [{**row, **_shown(row)} for row in self.rows.values()]
         said = ", ".join(f"{count} {state}" for state, count in self.counts().items())
-        page = rendered(
+        page = render_template(
             "index.html", title=f"{self.source.resolve().name}: {said}", rows=rows, gain=self.gain, said=said
         )
         write_file(self.output / PAGE, page.encode(errors="replace"))

@@ -171,7 +171,7 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
     from dataclasses import replace
 
     from taso_mirage.ir.terms import users
-    from taso_mirage.report.changes import carried
+    from taso_mirage.report.changes import carry_names
     from taso_mirage.rewriting.index import Rules
     from taso_mirage.search.passes import Context, simplify
     from taso_mirage.search.rulesets import rules
@@ -181,7 +181,7 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
     named = replace(model, names=names, output_names=last_names, sizes=sizes)
     context = Context({"com.microsoft": 1, **model.opsets}, sizes)
     outputs, steps = simplify(model.graph.outputs, Rules(filter(_removes, rules())), context)
-    names, made = carried(named, steps), named.with_graph(outputs)
+    names, made = carry_names(named, steps), named.with_graph(outputs)
     uses = users(made.nodes())
     for node in reversed(made.nodes()):
         using = next((names[u] for u in uses.get(node, ()) if u in names), None)
@@ -316,11 +316,11 @@ def _micro(seconds: float) -> str:
 
 def _page(model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str]) -> str:
     """One page without scripts or network access."""
-    from taso_mirage.report.pages import rendered
+    from taso_mirage.report.pages import render_template
 
     regions = [_region_data(i, each, programs.get(i)) for i, each in enumerate(found)]
     title = next(_lines(model, sizes, found, {}))
-    return rendered("kernels.html", title=title, total=_total(found), regions=regions)
+    return render_template("kernels.html", title=title, total=_total(found), regions=regions)
 
 
 def _region_data(i: int, each: Surveyed, program: str | None) -> dict[str, Any]:

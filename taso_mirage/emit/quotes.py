@@ -12,6 +12,7 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from textwrap import indent
 from typing import Any
 
@@ -48,7 +49,12 @@ COMPUTED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 def quoted(text: str, **known: Any) -> list[ProgramFunction]:
     """The functions of a text, with these values for its braces."""
     quote = _Quote(text.splitlines(), known)
-    return [quote.function(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return [quote.function(node) for node in _parsed(text) if isinstance(node, ast.FunctionDef)]
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> list[ast.stmt]:
+    return ast.parse(text).body
 
 
 @dataclass(frozen=True, slots=True)

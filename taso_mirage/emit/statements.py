@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from textwrap import indent
 from typing import TypeAlias
 
 _WORD = re.compile(r"\w+")
@@ -311,7 +312,8 @@ def mentioned(x: Expression | Statement) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonPrinter:
-    """The text of programs in a language within Python. `prefix`: that of its own names."""
+    """The text of programs in a language within Python. `prefix`: that of its own names;
+    `decorator`: that of its functions, empty for plain Python."""
 
     decorator: str
     prefix: str
@@ -321,7 +323,8 @@ class PythonPrinter:
         given = _listed(map(self._parameter, made.parameters))
         doc = [f'    """{made.why}"""'] if made.why else []
         lines = self._inner(made.body)
-        return "\n".join([f"@{self.decorator}{made.decoration}", f"def {made.name}({given}):", *doc, *lines]) + "\n"
+        head = [f"@{self.decorator}{made.decoration}"] if self.decorator else []
+        return "\n".join([*head, f"def {made.name}({given}):", *doc, *lines]) + "\n"
 
     def _parameter(self, given: str | Parameter) -> str:
         if not isinstance(given, Parameter):
@@ -369,11 +372,15 @@ class PythonPrinter:
             yield from self._inner(body)
 
     def _inner(self, body: Sequence[Statement]) -> Iterator[str]:
-        return (f"    {line}".replace("\n", "\n    ") for line in self.lines(body))
+        return (indent(line, "    ") for line in self.lines(body))
 
     def expression(self, x: Expression) -> str:
         """The text of an expression."""
         shown = [self.expression(a) for a in x.args]
+
+        def part(i: int, least: int) -> str:
+            return shown[i] if _rank(x.args[i]) >= least else f"({shown[i]})"
+
         match x.op:
             case "name":
                 return x.text.replace("tl.", self.prefix)
@@ -386,31 +393,30 @@ class PythonPrinter:
             case "group":
                 return f"({shown[0]})"
             case "choice":
-                return " ".join((self._operand(x.args[0], 0), "if", self._operand(x.args[1], 0), "else", shown[2]))
+                return f"{part(0, 0)} if {part(1, 0)} else {shown[2]}"
             case "negative":
-                return f"-{self._operand(x.args[0], UNARY)}"
+                return f"-{part(0, UNARY)}"
             case "member":
-                return f"{self._operand(x.args[0], POSTFIX)}.{x.text}"
+                return f"{part(0, POSTFIX)}.{x.text}"
             case "item":
-                return f"{self._operand(x.args[0], POSTFIX)}[{', '.join(shown[1:])}]"
+                return f"{part(0, POSTFIX)}[{', '.join(shown[1:])}]"
             case "call":
                 plain = len(shown) - len(x.named)
                 given = (*shown[1:plain], *(f"{n}={a}" for n, a in zip(x.named, shown[plain:], strict=True)))
-                return f"{self._operand(x.args[0], POSTFIX)}({_listed(given)})"
+                return f"{part(0, POSTFIX)}({_listed(given)})"
             case operator:
                 rank = RANKS[operator]
-                left = self._operand(x.args[0], rank + (rank == COMPARED))
-                return f"{left} {operator} {self._operand(x.args[1], rank + 1)}"
+                return f"{part(0, rank + (rank == COMPARED))} {operator} {part(1, rank + 1)}"
 
     def _bare(self, x: Expression) -> str:
         """The text of a value, or of several."""
         values = x.args if x == Expression("several", x.args) else (x,)
         return ", ".join(map(self.expression, values))
 
-    def _operand(self, x: Expression, least: int) -> str:
-        """The text of a part that binds at least as strongly as this."""
-        rank = {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
-        return self.expression(x) if rank >= least else f"({self.expression(x)})"
+
+def _rank(x: Expression) -> int:
+    """How strongly the outer operator of an expression binds."""
+    return {"choice": CONDITIONAL, "negative": UNARY}.get(x.op, RANKS.get(x.op, POSTFIX))
 
 
 def _listed(arguments: Iterable[str]) -> str:
@@ -419,3 +425,4 @@ def _listed(arguments: Iterable[str]) -> str:
 
 TRITON = PythonPrinter("triton.jit", "tl.")
 GLUON = PythonPrinter("gluon.jit", "gl.")
+PYTHON = PythonPrinter("", "")

@@ -17,6 +17,7 @@ from taso_mirage.emit.gpu.clusters import SOURCE
 from taso_mirage.emit.gpu.forms import LaunchedFunction, gpu_programs
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.emit.gpu.small_floats import CONVERSIONS
+from taso_mirage.emit.statements import PYTHON, ProgramFunction, Return, Statement, expression, let, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbols
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
@@ -169,30 +170,28 @@ def _launch(
 
     shown = ", ".join(f"{b.name}: {b.dtype}{shown_shape(b)}" for b in inputs)
     made = ", ".join(f"{b.dtype}{shown_shape(b)}" for b in buffers if b.name in results)
-    lines = [f"def launch({', '.join(b.name for b in inputs)}, *, options=OPTIONS):"]
-    lines += [f'    """{shown} -> {made}"""']
-    lines += ["    import torch", ""]
-    lines += [f"    {b.name} = {b.name}.contiguous(){_as_bytes(b)}" for b in inputs]
+    body: list[Statement] = [v["import torch\n"]]
+    body += [let(b.name, f"{b.name}.contiguous(){_as_bytes(b)}") for b in inputs]
     for name in sizes:
-        place = next((b.name, i) for b in inputs for i, n in enumerate(b.shape) if str(n) == name)
-        lines += [f"    {name} = {place[0]}.shape[{place[1]}]"]
+        given, axis = next((b.name, i) for b in inputs for i, n in enumerate(b.shape) if str(n) == name)
+        body.append(let(name, v[given].shape[axis]))
     sample = next((b.name for b in inputs if b.batched), None)
     if sample is not None:
-        lines += [f"    samples = {sample}.shape[:{dims}]"]
-    for b in buffers:
-        if b.role != "input":
-            shape = f"(*samples, *{b.shape[dims:] if b.role == 'output' else b.shape})" if b.batched else str(b.shape)
-            lines.append(f"    {b.name} = torch.empty({shape}, dtype=torch.{b.dtype}, device={inputs[0].name}.device)")
+        body.append(let("samples", f"{sample}.shape[:{dims}]"))
+    for b in (b for b in buffers if b.role != "input"):
+        shape = f"(*samples, *{b.shape[dims:] if b.role == 'output' else b.shape})" if b.batched else b.shape
+        empty = v.torch.empty(shape, dtype=f"torch.{b.dtype}", device=v[inputs[0].name].device)
+        body.append(let(b.name, empty))
     for i, each in enumerate(launches):
         grid = str((dim_product(each.clusters), 1, 1) if each.sizes else each.clusters)
         grid = grid if sample is None else f"(samples.numel() * {each.clusters[0]}, *{each.clusters[1:]})"
-        mapped = [f"tiles({b}, {m.shape}, {m.tile})" for b, m in zip(each.buffers, each.maps, strict=False)]
-        args = ", ".join((*mapped, *each.buffers[len(mapped) :], *each.sizes))
-        if each.cluster != 1:
-            lines.append(f"    launch_clusters({each.name}, {grid}, {each.cluster}, {args}, **options[{i}])")
-        else:
-            lines.append(f"    {each.name}[{grid}]({args}, **options[{i}])")
-    return "\n".join([*lines, f"    return {', '.join(results)}"]) + "\n"
+        mapped = [v.tiles(b, m.shape, m.tile) for b, m in zip(each.buffers, each.maps, strict=False)]
+        args = (*mapped, *each.buffers[len(mapped) :], *each.sizes, f"**options[{i}]")
+        clusters = v.launch_clusters(each.name, grid, each.cluster, *args)
+        body.append(v[f"{each.name}[{grid}]"](*args) if each.cluster == 1 else clusters)
+    body.append(Return(expression(results)))
+    names = (*(b.name for b in inputs), "*", "options=OPTIONS")
+    return PYTHON.function(ProgramFunction("launch", names, tuple(body), why=f"{shown} -> {made}"))
 
 
 def _as_bytes(buffer: TritonBuffer) -> str:

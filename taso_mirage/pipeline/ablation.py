@@ -55,13 +55,13 @@ class Ablation:
         while queue and (wide := self._wide(len(queue))) > 0:
             queue.sort(key=lambda each: -each[0])
             look, queue = [bundle for _, bundle in queue[:wide]], queue[wide:]
-            ratios, faster = self._looked(look)
+            ratios, faster = self._look(look)
             self._leave_out([kind for bundle in look if bundle in faster and len(bundle) == 1 for kind in bundle])
             for bundle, ratio in zip(look, ratios, strict=True):
                 queue += [(ratio, half) for half in split(bundle, 2)] if len(bundle) > 1 else []
         return self.current if self.left_out else None
 
-    def _looked(self, look: Sequence[Bundle]) -> tuple[list[float], list[Bundle]]:
+    def _look(self, look: Sequence[Bundle]) -> tuple[list[float], list[Bundle]]:
         """The speed-up of the model without each bundle, and the bundles without which it seems
         faster."""
         tried = [self._without(bundle) for bundle in look]

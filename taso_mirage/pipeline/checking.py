@@ -124,7 +124,7 @@ class _Checking:
         if self.regions is None or not all(d.passed for d in whole):
             return whole
         around, self.kept = self.kept, LAST
-        regions = self.regions.differences(self._claimed(candidate.model, candidate.steps, candidate.target))
+        regions = self.regions.differences(self._claim(candidate.model, candidate.steps, candidate.target))
         self.kept = around
         return (*regions, *whole)
 
@@ -133,10 +133,10 @@ class _Checking:
         float64 reference; if they pass, also those of the whole model."""
         regions: Differences = ()
         if self.regions is not None:
-            regions = tuple(self.regions.differences(self._claimed(model, steps, target)))
+            regions = tuple(self.regions.differences(self._claim(model, steps, target)))
         return (*regions, *self._whole(model, target)) if all(d.passed for d in regions) else regions
 
-    def _claimed(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> ClaimedModel:
+    def _claim(self, model: Model, steps: Sequence[RewriteStep], target: Target) -> ClaimedModel:
         claims = claimed(self.problem.model.graph.outputs, steps)
         return ClaimedModel(model, target, claims, folded_from(steps), self.problem.weights)
 
@@ -168,7 +168,7 @@ class _Checking:
         turned = self._without_turns(chosen, k)
         refused = ""
         if self.job.config.allow_rounding is not None and turned.whole:
-            allowed = self._allowed(chosen, turned.names)
+            allowed = self._allow(chosen, turned.names)
             if not isinstance(allowed, str):
                 return allowed
             refused = f"; {allowed}"
@@ -227,7 +227,7 @@ class _Checking:
         gone = {i for i, step in enumerate(steps) if goes(step)}
         return self.problem.without(chosen, steps, gone, "without turned decisions")
 
-    def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
+    def _allow(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
         """The candidate with the equations that are permitted to change decisions, if it is right
         in float64 and its results are close enough; otherwise the reason."""
         allowed = self.job.config.allow_rounding
@@ -281,7 +281,7 @@ class _Checking:
         return [replace(c, original=plain[c.name], fine=fine.get(c.name) if c.fine else None) for c in self.cases]
 
     def _before(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate | None, Differences]:
-        return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
+        return self._keep_before(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _first_bad(self, chosen: ModelCandidate) -> int:
         """The number of the first bad step. A step that only computes weights in advance is
@@ -322,7 +322,7 @@ class _Checking:
         names = {d.case.removesuffix(FINE_CASE) for d in failed}
         try:
             if self.regions is not None:
-                return self.regions.equal_in_float64(self._claimed(model, steps, target))
+                return self.regions.equal_in_float64(self._claim(model, steps, target))
             step = partial(self.job.deadline.demand, "a rewrite that fails the check was evaluated in float64")
             evaluated = InFloat64(model, [case for case in self.cases if case.name in names], step)
             exact = compare(self.problem.model, evaluated, evaluated.cases)
@@ -330,7 +330,9 @@ class _Checking:
             return False
         return bool(exact) and all(d.passed for d in exact)
 
-    def _kept(self, chosen: ModelCandidate, before: Sequence[RewriteStep]) -> tuple[ModelCandidate | None, Differences]:
+    def _keep_before(
+        self, chosen: ModelCandidate, before: Sequence[RewriteStep]
+    ) -> tuple[ModelCandidate | None, Differences]:
         """The candidate of the steps before the first bad one, if they change the model and it
         passes."""
         problem = self.problem

@@ -154,7 +154,7 @@ class Choosing:
         time for two trials, because measured costs may then be wrong.
         """
         candidates = self._with_known_gains(candidates)
-        steady = self._left() >= 2 * self._trial() and not self._observed().busy
+        steady = self._left() >= 2 * self._trial() and not self._observe().busy
         least = min(candidate.cost for candidate in candidates)
         bar = SAME_COST * least if steady else math.inf
         order = sorted(candidates, key=lambda c: (c.cost > bar, not self.by_prediction(c), c.cost))
@@ -177,7 +177,7 @@ class Choosing:
         alive, times, pace = self._first_look(self._in_time(candidates), original, once)
         if not alive:
             return Choice()
-        timings = self._compared(times)
+        timings = self._compare(times)
         for candidate, each in zip(alive, timings, strict=True):
             self.job.config.candidates(candidate.name, candidate.cost, each, None)
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and t.as_fast)
@@ -213,7 +213,7 @@ class Choosing:
         `once`. The sessions of the candidates are kept.
         """
         for _ in range(2):
-            self.load, self.sessions = self._observed(), []
+            self.load, self.sessions = self._observe(), []
             if (clock := self.load.clock(original.target)) != original.target:
                 original = runtime.open_in_child(self.problem.model, clock, source=True)
             sessions, alive = self._alive(candidates, original)
@@ -228,14 +228,14 @@ class Choosing:
                 break
         return alive, times, pace
 
-    def _observed(self) -> Load:
+    def _observe(self) -> Load:
         """The load of the machine, where there is another clock for a busy one."""
         return Load() if self.problem.target.serial is None else observed_load()
 
     def _disturbed(self) -> bool:
         """Whether other processes use the cores now, and there is another clock and time to use
         it."""
-        found = self._observed()
+        found = self._observe()
         wanted = found.clock(self.problem.target) != self.problem.target
         return wanted and self._left() >= comparison_seconds(self.job)
 
@@ -244,7 +244,7 @@ class Choosing:
         order = sorted(range(len(alive)), key=lambda i: alive[i].cost)
         best = order[0]
         for i in order[1:]:
-            (timing,) = self._compared([[each[1 + best], each[1 + i]] for each in times])
+            (timing,) = self._compare([[each[1 + best], each[1 + i]] for each in times])
             best = i if timing.faster else best
         return best
 
@@ -266,7 +266,7 @@ class Choosing:
         rest = ablation.run()
         if rest is None:
             return best, timing
-        again = self._confirmed(rest, [], target)
+        again = self._confirm(rest, [], target)
         if not again.faster:
             return best, timing
         said = "; ".join(map(str, ablation.left_out))
@@ -278,7 +278,7 @@ class Choosing:
         rounds."""
         clock = self.load.clock
         sessions = [runtime.open_in_child(each.model, clock(each.target), anew=True) for each in candidates]
-        return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
+        return self._compare([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""
@@ -343,14 +343,14 @@ class Choosing:
         """The times of the best candidate, from more sessions if the existing ones do not decide
         whether it gains."""
         hopeful = timing.ratio >= GAIN or self._predicted_faster(best)
-        return self._confirmed(best, [timing], target) if hopeful else timing
+        return self._confirm(best, [timing], target) if hopeful else timing
 
     def _surviving(self, candidate: ModelCandidate) -> tuple[ModelCandidate | None, Session | None]:
         problem = self.problem
         cost = lambda model: problem.cost(model.graph.outputs)  # noqa: E731
         return surviving(candidate, self.inputs, problem.after, cost, self.job.remarks.append)
 
-    def _confirmed(self, candidate: ModelCandidate, looks: list[Timing], target: Target) -> Timing:
+    def _confirm(self, candidate: ModelCandidate, looks: list[Timing], target: Target) -> Timing:
         """The original and one candidate in pairs of new sessions, in addition to the existing
         `looks`, until the verdict is clear or there were PAIRS, because the memory placement of a
         session affects all of its runs.
@@ -361,7 +361,7 @@ class Choosing:
         for _ in range(len(looks), PAIRS):
             if looks and self._ends(pooled(looks), least):
                 break
-            self.load = self._observed()
+            self.load = self._observe()
             looks = _alike([*looks, self._look(candidate, target, self.load.clock)])
         timing = pooled(looks)
         if timing.works or target.serial is None or self._ends(timing, least):
@@ -379,7 +379,7 @@ class Choosing:
             runtime.open_in_child(self.problem.model, clock(target), source=True, anew=True),
             runtime.open_in_child(candidate.model, clock(candidate.target), anew=True),
         ]
-        return self._compared(self._times(sessions), clock(target) != target)[0]
+        return self._compare(self._times(sessions), clock(target) != target)[0]
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
         """For each workload, the times of every session, in the seconds of a comparison; slow
@@ -388,7 +388,7 @@ class Choosing:
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
         return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
 
-    def _compared(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
+    def _compare(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
         """The first session against each of the others, over all workloads. `works`: by CPU time;
         otherwise by the clock for the current load."""
         first, *others = zip(*times, strict=True)

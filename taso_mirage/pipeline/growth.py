@@ -70,7 +70,7 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
         return candidate
     outputs = problem.model.graph.outputs
     steps = single_steps(outputs, candidate.steps)
-    made = {kind: sum(_bytes(_made(steps[i])) for i in kind.steps) for kind in change_kinds(outputs, steps)}
+    made = {kind: sum(_bytes(_new_weights(steps[i])) for i in kind.steps) for kind in change_kinds(outputs, steps)}
     kinds = sorted((kind for kind in made if made[kind]), key=lambda kind: -made[kind])
 
     def read(left_out: Sequence[ChangeKind]) -> int:
@@ -87,7 +87,7 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
     return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 
 
-def _made(step: RewriteStep) -> set[Node]:
+def _new_weights(step: RewriteStep) -> set[Node]:
     """The weights that a step computed in advance."""
     return {n for n in topological(step.new) if n.args and is_weight(n)}
 

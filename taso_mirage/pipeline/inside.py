@@ -56,18 +56,18 @@ class _Place:
 def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase]) -> tuple[RewriteStep, ...]:
     """The steps that put optimized bodies in the place of others; the rest of the searches' time is
     for the stages after it."""
-    model, moved = _moved_out(job, problem.model)
+    model, moved = _move_out(job, problem.model)
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
         return ()
     seconds = search_seconds(job)
-    places = _shared_out(job, original, cases, _places(job, model, terms, cases))
+    places = _share_out(job, original, cases, _places(job, model, terms, cases))
     changed: dict[Node, list[ChangedBody]] = {}
     inside: dict[Node, list[BodySteps]] = {}
     for place in places:
         if job.stop.asked:
             break
-        found = _optimized(job, place, place.share * seconds)
+        found = _optimize(job, place, place.share * seconds)
         if found is not None and found.changed:
             changed.setdefault(place.term, []).append(ChangedBody(place.body, found.model, {}))
             own = {m.equation.name: m.equation for m in found.mutations.found}
@@ -76,7 +76,7 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     return (*moved, *_steps(problem, changed, inside))
 
 
-def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
+def _move_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
     """The model after the invariants of loops have moved out of them, and the steps. The roofline
     does not model iterations, so only a measurement shows whether this gains."""
     if not job.config.measure:
@@ -130,7 +130,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
     return good
 
 
-def _shared_out(job: Job, original: Session, cases: Sequence[CheckCase], places: Sequence[_Place]) -> list[_Place]:
+def _share_out(job: Job, original: Session, cases: Sequence[CheckCase], places: Sequence[_Place]) -> list[_Place]:
     """The bodies that take enough of a run, each with its share of the time."""
     if not job.config.measure:
         return [replace(place, share=MOST / len(places)) for place in places]
@@ -156,7 +156,7 @@ def _seconds_of(place: _Place) -> float:
     return max(1, first.trips) * min(run() for _ in range(3))
 
 
-def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
+def _optimize(job: Job, place: _Place, seconds: float) -> Result | None:
     """The result of optimizing a body by itself; a line reports it."""
     config = replace(
         job.config,
@@ -176,7 +176,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
     except TasoMirageError as error:
         job.remarks.append(f"{place.label}: unchanged; {error}")
         return None
-    job.remarks += _said(place, found)
+    job.remarks += _remarks(place, found)
     return found
 
 
@@ -184,7 +184,7 @@ def _progress(job: Job, label: str, stage: str, done: int, total: int) -> None:
     job.progress(f"{label}: {stage}", done, total)
 
 
-def _said(place: _Place, found: Result) -> list[str]:
+def _remarks(place: _Place, found: Result) -> list[str]:
     inner = [line for line in found.remarks if " of If " in line or " of Loop " in line or " of Scan " in line]
     alone = "" if place.reached else "; no run of the model reaches it, so it was checked only by itself"
     if not found.changed:
@@ -202,7 +202,7 @@ def _steps(
     problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]], inside: Mapping[Node, Sequence[BodySteps]]
 ) -> tuple[RewriteStep, ...]:
     """A step for each node with other bodies; operands that changed before are the new ones."""
-    changed = _stored_once(problem, changed)
+    changed = _store_once(problem, changed)
     steps: list[RewriteStep] = []
     table: dict[Node, Node] = {}
     for term, bodies in changed.items():
@@ -212,7 +212,7 @@ def _steps(
     return tuple(steps)
 
 
-def _stored_once(problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]]) -> dict[Node, list[ChangedBody]]:
+def _store_once(problem: Problem, changed: Mapping[Node, Sequence[ChangedBody]]) -> dict[Node, list[ChangedBody]]:
     """The changed bodies with weights that several of them share stored once, in the outer
     graph."""
     every = [each for bodies in changed.values() for each in bodies]

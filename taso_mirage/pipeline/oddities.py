@@ -45,15 +45,15 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
     try:
         with child().within(Deadline(SHARE * job.config.budget, within=around)):
             if runtime.weight_bytes(model) <= MANY or load_seconds(job) <= SHARE * job.config.budget:
-                job.remarks += _optimized(model, problem.target, cases)
+                job.remarks += _runtime_optimizations(model, problem.target, cases)
     except OutOfTime:
         if around.last() <= 0:
             raise
-    job.remarks += [*_constant(model, cases), *_stored_twice(model), *_replaceable(model)]
+    job.remarks += [*_constant(model, cases), *_stored_again(model), *_replaceable(model)]
     return ()
 
 
-def _optimized(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iterator[str]:
+def _runtime_optimizations(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iterator[str]:
     """Whether the runtime's own optimizations change the original's results. Both are judged by the
     criterion of the check, each with the other in the place of the original: where the whole has a
     float64 reference."""
@@ -111,7 +111,7 @@ def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
     return len(alike) if same and len(alike) >= FEW else 0
 
 
-def _stored_twice(model: Model) -> Iterator[str]:
+def _stored_again(model: Model) -> Iterator[str]:
     found = duplicate_weights(model)
     wasted = sum(size(node.tensor) for node in found)
     if wasted >= WASTED * runtime.weight_bytes(model) and found:

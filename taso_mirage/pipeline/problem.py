@@ -103,7 +103,7 @@ def after(
     return made, (*steps, *folded)
 
 
-def found_sizes(job: Job, model: Model, original: Session) -> tuple[Model, Workloads]:
+def find_sizes(job: Job, model: Model, original: Session) -> tuple[Model, Workloads]:
     """The model with sizes and scalars at which the original runs, and all sets of sizes."""
     config = job.config
     settled = settled_sizes(model, original, config)
@@ -153,7 +153,7 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     """
     config = job.config
     try:
-        prepared = prepared_cases(job, problem, original)
+        prepared = prepare_cases(job, problem, original)
     except NoReference as error:
         raise Kept(f"{error}; so no change can be checked: the model is kept as it is") from None
     feeds = [feed(problem.model, config.inputs, sizes) for sizes, _ in problem.workloads] if config.measure else []
@@ -183,7 +183,7 @@ def running_seconds(session: Session, case: CheckCase, checked: float) -> float:
 
 
 @spent(Purpose.CHECKS)
-def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
+def prepare_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
     """The cases on which the original runs, at every set of sizes, with their float64 references;
     where these take long, at smaller sizes, or if there are none the cases by the original's own
     runs: its regions are checked in float64 then."""

@@ -106,7 +106,7 @@ def parts_seconds(job: Job, left: float) -> float:
     return max(min(left - comparison_seconds(job), PARTS * job.config.budget), 0.0)
 
 
-def _checked_kernels(job: Job) -> float:
+def _kernel_check_seconds(job: Job) -> float:
     """Seconds of the check of kernels in a model. Kernels of a large model are checked on the
     inputs of their regions; others in whole models, the original and the model with its kernels and
     without, which are compared, too."""
@@ -118,10 +118,10 @@ def _checked_kernels(job: Job) -> float:
 
 def _first_kernels(job: Job) -> float:
     """Seconds until one kernel is in a result: it is made, and tried in the model."""
-    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _checked_kernels(job)
+    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _kernel_check_seconds(job)
 
 
-def _kept_for_kernels(job: Job, left: float) -> float:
+def _reserve_for_kernels(job: Job, left: float) -> float:
     """The part of the `left` seconds that is kept for the first kernels: none where they would not
     be enough."""
     if job.config.kernels == OFF:
@@ -133,7 +133,7 @@ def _kept_for_kernels(job: Job, left: float) -> float:
 def after_choice(job: Job) -> float:
     """Seconds kept for the work after the choice: the check, and the first kernels."""
     must = job.checking + job.regions
-    return must + _kept_for_kernels(job, job.deadline.left() - must)
+    return must + _reserve_for_kernels(job, job.deadline.left() - must)
 
 
 def search_seconds(job: Job) -> float:
@@ -141,7 +141,7 @@ def search_seconds(job: Job) -> float:
     after them, and half of these where kernels follow. Unused seconds are for the kernels."""
     left = job.deadline.left()
     free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
-    kernels = _kept_for_kernels(job, free)
+    kernels = _reserve_for_kernels(job, free)
     share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
     return free if not kernels else max(share * (free - kernels), LOOK)
 
@@ -178,4 +178,4 @@ def ahead_seconds(job: Job, passing: float) -> float:
 def kernel_seconds(job: Job) -> float:
     """Seconds that the search of kernels may take: all except those of the work after it."""
     left = job.deadline.left()
-    return left - min(_checked_kernels(job), HALF * left)
+    return left - min(_kernel_check_seconds(job), HALF * left)

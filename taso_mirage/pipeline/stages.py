@@ -30,7 +30,7 @@ from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
-from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
+from taso_mirage.pipeline.problem import Problem, find_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import (
     comparison_seconds,
     finishing_seconds,
@@ -193,7 +193,7 @@ def write(job: Job, result: Result, output: Path) -> Result:
 
 SEARCH = (
     Stage("load the original", load_original, ("model",), ("original", "valid")),
-    Stage("sizes", found_sizes, ("model", "original"), ("sized", "workloads")),
+    Stage("sizes", find_sizes, ("model", "original"), ("sized", "workloads")),
     Stage("read", pose, ("sized", "workloads"), ("problem",), 2e-5),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds"), 5e-5),
     Stage("oddities", warn, ("problem", "cases"), (), 2e-5, ()),
@@ -241,7 +241,7 @@ def optimize_model(
     """
     deadline = deadline or Deadline(config.budget, within=child().deadline)
     with accounting() as account, child().within(limit=config.run_limit):
-        found = _optimized(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+        found = _run_stages(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
         return replace(found, spending=account.spending())
 
 
@@ -292,7 +292,7 @@ def _searchers(config: Config) -> Iterator[Workers | None]:
         ready.close()
 
 
-def _optimized(
+def _run_stages(
     model: Model,
     config: Config,
     progress: Progress,
@@ -314,7 +314,7 @@ def _optimized(
                     if config.trace is not None:
                         job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                     values = run(SEARCH, job, {"model": model})
-                    result = _concluded(job, values, model)
+                    result = _conclude(job, values, model)
                 loaded = {name: values[name] for name in ("original",) if name in values}
                 result = run(KERNELS, job, {"result": result, **loaded})["result"]
             job.deadline = child().deadline = whole
@@ -328,7 +328,7 @@ def _optimized(
             stop.deadline = asked
 
 
-def _concluded(job: Job, values: Values, model: Model) -> Result:
+def _conclude(job: Job, values: Values, model: Model) -> Result:
     """The result of the stages that ran; without a problem no rule is read any more."""
     with staged("conclude"):
         if "problem" not in values:

@@ -55,18 +55,18 @@ def traced_models(made: Mapping[str, Any], problem: Problem) -> Iterator[TracedM
                 yield TracedModel("", model)
             case Start(normal=normal, steps=steps, passed=passed, first=first):
                 yield TracedModel("before the search", normal, steps)
-                yield from map(_traced, (passed, *first))
+                yield from map(_trace_model, (passed, *first))
             case Choice(candidate=ModelCandidate() as candidate):
-                yield replace(_traced(candidate), name="")
+                yield replace(_trace_model(candidate), name="")
             case Result(model=model, steps=steps):
                 yield TracedModel("", model, steps)
             case [ModelCandidate(), *_]:
-                yield from map(_traced, value)
+                yield from map(_trace_model, value)
             case [RewriteStep(), *_] if name == "inside":
                 yield TracedModel("", problem.after(value)[0], value)
 
 
-def _traced(candidate: ModelCandidate) -> TracedModel:
+def _trace_model(candidate: ModelCandidate) -> TracedModel:
     return TracedModel(candidate.name, candidate.model, candidate.steps)
 
 

@@ -92,10 +92,10 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
     """
-    names = carried(original, steps)
+    names = carry_names(original, steps)
     heights = Heights()
     found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
-    for region in _chained(r for step in steps for r in changed_regions(step, equations)):
+    for region in _chain(r for step in steps for r in changed_regions(step, equations)):
         leaves = region_leaves(region, heights)
         before, after = canonical_sides(region, leaves)
         if before != after:
@@ -103,7 +103,7 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
     return [ReportedChange(*key, places=tuple(places)) for key, places in found.items()]
 
 
-def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
+def _chain(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
     """Merge successive regions of which each replaces exactly the result of the previous one: from
     the first old terms to the last new ones."""
     current: ChangedRegion | None = None
@@ -138,22 +138,22 @@ def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Ite
     if step.equations in ((FOLDING,), (HALVES,)):
         yield from (ChangedRegion(step.equations, (pair,), None) for pair in pairs)
         return
-    taken = [_directed(name, equations) for name in step.equations if name != FOLDING]
+    taken = [_in_direction(name, equations) for name in step.equations if name != FOLDING]
     known = [e for e in taken if e is not None]
     inner = _innermost(pairs, known if len(known) == len(taken) else ())
     if inner:
-        exact = _found(known[0], inner) if len(known) == len(step.equations) == 1 else None
+        exact = _application(known[0], inner) if len(known) == len(step.equations) == 1 else None
         yield exact or ChangedRegion(step.equations, inner, None)
 
 
-def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
+def _in_direction(name: str, equations: Mapping[str, Equation]) -> Equation | None:
     stated, backward = directed(name)
     equation = equations.get(stated)
-    return _reversed(equation) if equation is not None and backward else equation
+    return _reverse(equation) if equation is not None and backward else equation
 
 
 @lru_cache(maxsize=1 << 14)
-def _reversed(equation: Equation) -> Equation | None:
+def _reverse(equation: Equation) -> Equation | None:
     return equation.reverse()
 
 
@@ -208,7 +208,7 @@ def _bare(pattern: Node) -> Node:
     return Node(pattern.op, tuple(map(_bare, pattern.args)))
 
 
-def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
+def _application(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
     """The application of the equation that turned the old terms into the new ones, with the values
     of its variables."""
     olds, news = (tuple(side) for side in zip(*pairs, strict=True))
@@ -319,7 +319,7 @@ def place_of(region: ChangedRegion, leaves: frozenset[Node], names: Mapping[Node
     return ""
 
 
-def carried(original: Model, steps: Sequence[RewriteStep]) -> dict[Node, str]:
+def carry_names(original: Model, steps: Sequence[RewriteStep]) -> dict[Node, str]:
     """Names of the original's values, and of the terms that they became on the way."""
     names: dict[Node, str] = dict(original.names)
     names.update(zip(original.graph.outputs, original.output_names, strict=True))

@@ -242,7 +242,7 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
     return {
         "model": str(source),
         "written": [str(p) for p in written],
-        "open": opened_with(result, written) if written else None,
+        "open": opening_line(result, written) if written else None,
         "changed": result.changed,
         "failure": None if result.failure is None else str(result.failure),
         "target": {
@@ -266,12 +266,12 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> Result
         "seconds": dict(result.seconds),
         "spending": _spending_data(result.spending),
         "notes": list(result.notes),
-        "left": None if result.left is None else _left_data(result.left),
+        "left": None if result.left is None else _leftover_data(result.left),
         "version": __version__,
     }
 
 
-def _left_data(left: Leftover) -> LeftoverData:
+def _leftover_data(left: Leftover) -> LeftoverData:
     regions = [LeftRegionData(operators=[*r.operators], places=r.places, gain=r.gain) for r in left.regions]
     return {"said": str(left), "tuned": left.tuned, "kinds": left.kinds, "seconds": left.seconds, "regions": regions}
 
@@ -373,6 +373,6 @@ def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing 
         yield sizes, share, timing
 
 
-def opened_with(result: Result, written: Sequence[Path]) -> str:
+def opening_line(result: Result, written: Sequence[Path]) -> str:
     """The line of Python that opens the written model."""
     return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))

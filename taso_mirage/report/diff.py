@@ -87,10 +87,10 @@ def _first(model: Model, other: Model) -> tuple[str, ...]:
     model."""
     known = set(other.nodes())
     lowest = [n for n in model.nodes() if n.args and n not in known and all(not a.args or a in known for a in n.args)]
-    return tuple(_described(n, model) for n in lowest)
+    return tuple(_describe(n, model) for n in lowest)
 
 
-def _described(node: Node, model: Model) -> str:
+def _describe(node: Node, model: Model) -> str:
     name = model.names.get(node)
     return repr(node)[:200] if name is None else f"{name} = {repr(node)[:200]}"
 
@@ -136,7 +136,7 @@ def numbers(
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")
     places = [a.output_names.index(name) for name in b.output_names]
-    admitted = [_ordered(case, places) for case in prepared if _admits(b, case.inputs)]
+    admitted = [_reorder(case, places) for case in prepared if _admits(b, case.inputs)]
     if not admitted:
         raise InvalidOption(
             f"the second model takes none of the sizes that were tried ({shown_sizes(base)}); fix them with --shape"
@@ -191,7 +191,7 @@ def _unify(name: str, a: Tensor, b: Tensor, sizes: dict[str, int]) -> None:
             sizes[str(m)] = n
 
 
-def _ordered(case: CheckCase, places: Sequence[int]) -> CheckCase:
+def _reorder(case: CheckCase, places: Sequence[int]) -> CheckCase:
     """The case with its outputs in the order of the second model."""
     resolution = case.resolution
     return replace(

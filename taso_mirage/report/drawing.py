@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule
 from taso_mirage.rewriting.patterns import REST
@@ -121,7 +121,7 @@ def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "")
     def centred(side: Drawing, x: float) -> Drawing:
         return replace(side, x=x, y=top + (high - side.height) / 2)
 
-    return rendered(
+    return render_template(
         "rule.svg",
         width=width,
         height=high + 3 * LINE + len(notes) * LINE + 2 * GAP,

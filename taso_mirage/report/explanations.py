@@ -210,10 +210,10 @@ def as_lines(listed: Sequence[Explanation], result: Result) -> Iterator[str]:
             yield f"   by {name}" + (" (above)" if name in stated else "")
             if name not in stated:
                 stated.add(name)
-                yield from (f"      {line}" for line in _stated(statement(name, result)))
+                yield from (f"      {line}" for line in _statement_lines(statement(name, result)))
 
 
-def _stated(each: StatedEquation) -> Iterator[str]:
+def _statement_lines(each: StatedEquation) -> Iterator[str]:
     yield each.text
     if each.where:
         yield f"where {each.where}"

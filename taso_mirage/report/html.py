@@ -24,7 +24,7 @@ from taso_mirage.report.explanations import StatedEquation, explanation_lines, g
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.notation import Formula, conditions, formula
 from taso_mirage.report.outline import DRAWN, shown_sections
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result
 from taso_mirage.report.sections import model_sections
 from taso_mirage.report.summary import search_facts
@@ -66,7 +66,7 @@ def page(
     `command` is the command line to repeat, `used` the versions and the device, by name.
     """
     pairs = [] if result.times is None else by_operator(result.times, result.original.sizes)
-    return rendered(
+    return render_template(
         "report.html",
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
@@ -127,13 +127,13 @@ def _standing(result: Result) -> str:
 
 def _verdict(result: Result) -> str:
     if result.failure is None:
-        return _gained(result)
+        return _gain_text(result)
     if not result.changed:
         return "check failed: the original is kept"
-    return f"check failed: a rewrite was left out; the rest is {_gained(result)}"
+    return f"check failed: a rewrite was left out; the rest is {_gain_text(result)}"
 
 
-def _gained(result: Result) -> str:
+def _gain_text(result: Result) -> str:
     if not result.changed:
         return "kept as it was"
     if result.timing is not None:

@@ -65,10 +65,10 @@ class CountedWork:
     def __call__(self, node: Node) -> tuple[int, int]:
         key = node.op, node.attrs, tuple([a.type for a in node.args])
         if key not in self._known:
-            self._known[key] = self._counted(node)
+            self._known[key] = self._count(node)
         return self._known[key]
 
-    def _counted(self, node: Node) -> tuple[int, int]:
+    def _count(self, node: Node) -> tuple[int, int]:
         try:
             counted = work(node, self.sizes)
         except (TasoMirageError, LookupError, TypeError, ValueError):

@@ -104,7 +104,7 @@ class _Writer:
 
     def write(self, node: Node, often: bool) -> None:
         """Give the longest operand a name if the line would be too long."""
-        shown = self._shortened(node)
+        shown = self._shorten(node)
         while (tree := _term(shown, [self.done[a] for a in node.args])).width > WIDE:
             widest = max(node.args, key=lambda a: self.done[a].width, default=node)
             if widest is node or self.done[widest].width <= SHORT:
@@ -114,7 +114,7 @@ class _Writer:
         if often and tree.width > SHORT:
             self._name(node)
 
-    def _shortened(self, node: Node) -> Node:
+    def _shorten(self, node: Node) -> Node:
         """With texts in place of long attributes, whose longest parts have names."""
         attrs = [(k, v if len(shown_value(v)) <= LONG else self._parted(shown_value(v))) for k, v in node.attrs]
         return Node(node.op, node.args, tuple(attrs), node.type)

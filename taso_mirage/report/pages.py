@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """A template with values in it.
 
     Names may be hostile. Nothing is marked as safe, so every value is escaped, except markup from
@@ -43,5 +43,5 @@ def _environment() -> Environment:
 
 def _script_digest() -> str:
     """The digest of the only script that the page's policy permits."""
-    script = rendered("page.js").encode()
+    script = render_template("page.js").encode()
     return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}"

@@ -88,9 +88,9 @@ def quantization(found: FileNodes, run: Sequence[RunNode], fuses: Fuses) -> dict
     parts = {k: [n for n in run if kind(n) == k] for k in KINDS}
     return {
         "seconds": total,
-        **{k: _summed(nodes, total) for k, nodes in parts.items()},
+        **{k: _sum(nodes, total) for k, nodes in parts.items()},
         "fallbacks": [
-            {"node": _named(n), "operator": n.op_type, "seconds": ran.seconds, "why": reasons(found, n, ran, fuses)}
+            {"node": _name(n), "operator": n.op_type, "seconds": ran.seconds, "why": reasons(found, n, ran, fuses)}
             for n, ran in _fallen(found, where)
         ],
         "costliest_conversions": [
@@ -100,7 +100,7 @@ def quantization(found: FileNodes, run: Sequence[RunNode], fuses: Fuses) -> dict
     }
 
 
-def _summed(nodes: Sequence[RunNode], total: float) -> dict[str, Any]:
+def _sum(nodes: Sequence[RunNode], total: float) -> dict[str, Any]:
     operators: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "seconds": 0.0})
     for node in nodes:
         operators[node.operator]["count"] += 1
@@ -118,7 +118,7 @@ def _of(node: RunNode) -> str:
     return node.outputs[0] if node.operator == DEQUANTIZE else node.inputs[0]
 
 
-def _named(node: Any) -> str:
+def _name(node: Any) -> str:
     return str(node.name or f"{node.op_type} of {node.output[0]}")
 
 
@@ -179,11 +179,11 @@ def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str
     for why, repaired in repairs.items():
         if fuses(repaired(group)):
             return [why]
-    needed = _needed(group, repairs, fuses)
+    needed = _necessary(group, repairs, fuses)
     return needed or [f"the runtime has no operator of integers for {node.op_type}"]
 
 
-def _needed(group: QuantizedGroup, repairs: Mapping[str, Repair], fuses: Fuses) -> list[str]:
+def _necessary(group: QuantizedGroup, repairs: Mapping[str, Repair], fuses: Fuses) -> list[str]:
     """The names of the necessary changes; empty if all together are not enough."""
 
     def changed(names: Iterable[str]) -> QuantizedGroup:
@@ -314,7 +314,7 @@ def show_profile(found: Mapping[str, Any]) -> None:
         console,
         "arithmetic",
         ("", "share", "time", "operators of the runtime"),
-        ((k, f"{found[k]['share']:.0%}", _time(found[k]["seconds"]), _listed(found[k]["operators"])) for k in KINDS),
+        ((k, f"{found[k]['share']:.0%}", _time(found[k]["seconds"]), _list(found[k]["operators"])) for k in KINDS),
     )
     if not any(found[k]["operators"] for k in (INTEGERS, CONVERTS)):
         console.print("nothing in this model is quantized")
@@ -341,7 +341,7 @@ def _print(console: Console, title: str, heads: Sequence[str], rows: Iterable[Se
     console.print(table, markup=False)
 
 
-def _listed(operators: Mapping[str, Mapping[str, float]]) -> str:
+def _list(operators: Mapping[str, Mapping[str, float]]) -> str:
     shown = [f"{op} {each['count']:.0f}" for op, each in [*operators.items()][:LISTED]]
     return ", ".join([*shown, *([f"{len(operators) - LISTED} more"] if len(operators) > LISTED else [])])
 

@@ -111,7 +111,7 @@ def grounds(evidence: Evidence) -> str:
 def words(rule: Rule) -> Iterator[str]:
     """A description of a rule, line by line: its terms, where it applies, and its work before and
     after."""
-    before, after = (_counted(side) for side in (rule.equation.lhs, rule.equation.rhs))
+    before, after = (_count_operators(side) for side in (rule.equation.lhs, rule.equation.rhs))
     yield f"{rule.name} replaces {before} by {after}."
     if len(rule.equation.roots) > 1:
         yield f"It replaces {len(rule.equation.roots)} values at once."
@@ -121,10 +121,10 @@ def words(rule: Rule) -> Iterator[str]:
     yield "It applies where:" if conditions else "It applies wherever the left side is found."
     yield from (f"  - {condition}" for condition in conditions)
     yield f"Evidence: {grounds(rule.evidence)}."
-    yield _saved(rule)
+    yield _saving(rule)
 
 
-def _counted(side: Graph) -> str:
+def _count_operators(side: Graph) -> str:
     """`3 operators (concat of 2 conv)` in the order of the outputs."""
     names = Counter(n.op for n in reversed(list(side)) if n.op not in ("input", "splat", "item") and n is not ABSENT)
     total = sum(names.values())
@@ -175,7 +175,7 @@ def _quantity(tree: ast.expr) -> str:
     return ast.unparse(tree)
 
 
-def _saved(rule: Rule) -> str:
+def _saving(rule: Rule) -> str:
     for sizes in small_sizes(rule):
         terms = at_sizes(rule, sizes)
         if terms is not None:

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.report.changes import BARE, carried
+from taso_mirage.report.changes import BARE, carry_names
 from taso_mirage.report.result import OperatorTimes, Result
 
 LEAST, MOST, SECTIONS = 8, 6, 300
@@ -48,11 +48,11 @@ def model_sections(result: Result, times: OperatorTimes) -> list[ModelSection]:
 
     A model is cut at values that the result computes as well. Linear in the number of terms.
     """
-    names = carried(result.original, result.steps)
+    names = carry_names(result.original, result.steps)
     found: dict[tuple[Graph, Graph], ModelSection] = {}
     done: set[Node] = set()
     for anchor in _anchors(result, names):
-        sides = [_computed([pair[k] for pair in anchor], done) for k in (0, 1)]
+        sides = [_section_terms([pair[k] for pair in anchor], done) for k in (0, 1)]
         for side in sides:
             done.update(side)
         before, after = _canonical(anchor, sides, names)
@@ -99,7 +99,7 @@ def _ends(common: Sequence[int], live: Sequence[int], least: int) -> Iterator[in
         start = end + 1
 
 
-def _computed(ends: Sequence[Node], done: set[Node]) -> list[Node]:
+def _section_terms(ends: Sequence[Node], done: set[Node]) -> list[Node]:
     """The terms that the ends need, except those that are done and those that depend on weights
     alone."""
     return [n for n in topological(ends, stop=done) if n.args and n not in done and not is_weight(n)]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import Timing
-from taso_mirage.report.data import by_sizes, opened_with
+from taso_mirage.report.data import by_sizes, opening_line
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.rewriting.text import show_equation
@@ -180,7 +180,7 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
     if written:
         plain = "" if result.target.stamp.options else "; any ONNX Runtime opens it, too"
-        said = f"open it with {opened_with(result, written)}{plain}"
+        said = f"open it with {opening_line(result, written)}{plain}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
     if spending:
         show_spending(result.spending)
@@ -203,10 +203,10 @@ def show_spending(spending: Spending) -> None:
 def _spent_on(seconds: Mapping[str, float], loads: int) -> str:
     parts = sorted(seconds.items(), key=lambda each: -each[1])
     shown = [(each, spent) for each, spent in parts if spent >= SHOWN or (loads and each == Purpose.LOADS)]
-    return ", ".join(f"{_counted(each, loads)} {spent:.2f}" for each, spent in shown)
+    return ", ".join(f"{_count_text(each, loads)} {spent:.2f}" for each, spent in shown)
 
 
-def _counted(purpose: str, loads: int) -> str:
+def _count_text(purpose: str, loads: int) -> str:
     return f"{loads} {'load' if loads == 1 else purpose}" if purpose == Purpose.LOADS else purpose
 
 
@@ -233,19 +233,19 @@ def _show_equations(console: Console, result: Result) -> None:
     table.add_column()
     table.add_column(overflow="fold")
     texts = {each.name: show_equation(each) for each in result.rules} | {
-        name: _said(m) for name, m in result.mutations.by_name.items()
+        name: _mutant_text(m) for name, m in result.mutations.by_name.items()
     }
     for name, count in result.equations.items():
-        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed in advance"), name))
+        table.add_row(str(count), name, _shorten(texts.get(directed(name)[0], "weights computed in advance"), name))
     console.print(table, highlight=False, markup=False)
 
 
-def _said(each: Mutation) -> str:
+def _mutant_text(each: Mutation) -> str:
     corrected = f"right for {each.right:.1%} of the elements, corrected elsewhere; " if each.region else ""
     return f"a mutant; {corrected}{each.seconds[0] / each.seconds[1]:.2f} times as fast alone"
 
 
-def _shortened(text: str, name: str) -> str:
+def _shorten(text: str, name: str) -> str:
     """The equation without its guard, in the direction of its application, shortened for a
     table."""
     equation = text.partition(" where ")[0]

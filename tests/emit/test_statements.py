@@ -57,6 +57,11 @@ def test_expressions_have_the_parentheses_that_they_need(text: str) -> None:
     assert GLUON.expression(made) == text.replace("tl.", "gl.")
 
 
+def test_a_part_is_printed_once() -> None:
+    """A sum is a chain of pairs: printing each part twice would take 2^100 steps."""
+    assert str(sum_of(f"a{i}" for i in range(100))) == " + ".join(f"a{i}" for i in range(100))
+
+
 BODY = (
     let("at", tl.program_id(0) % 4, "a block"),
     loop("t", tl.range(0, v.n, num_stages="STAGES"), [add("acc", v.t), when("FIRST", let("acc", 0))]),

@@ -7,7 +7,7 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 
 
 class Page(HTMLParser):
@@ -31,7 +31,7 @@ class Page(HTMLParser):
         assert len(set(self.ids)) == len(self.ids)
         assert {link[1:] for link in self.links} <= set(self.ids)
         assert not {"link", "img", "iframe", "object", "base"} & set(self.tags)
-        assert self.scripts == [rendered("page.js")] * ("script-src" in self.policy)
+        assert self.scripts == [render_template("page.js")] * ("script-src" in self.policy)
         digest = base64.b64encode(hashlib.sha256("".join(self.scripts).encode()).digest()).decode()
         named = f"; script-src 'sha256-{digest}'" if self.scripts else ""
         assert self.policy in ("", f"default-src 'none'; style-src 'unsafe-inline'{named}")

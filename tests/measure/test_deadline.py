@@ -303,7 +303,7 @@ def test_the_cost_of_what_is_kept_is_not_measured_beyond_the_time(monkeypatch: p
         raise NoReference("no float64 reference")
 
     monkeypatch.setattr(MeasuredCost, "_now", slow)
-    monkeypatch.setattr(problem, "prepared_cases", none)
+    monkeypatch.setattr(problem, "prepare_cases", none)
     made = variable("x", Tensor(F, (4,)))
     outputs = made
     for _ in range(60):

@@ -34,7 +34,7 @@ from taso_mirage.report import html
 from taso_mirage.report.changes import Explanation, ReportedChange
 from taso_mirage.report.drawing import draw, draw_graph
 from taso_mirage.report.explanations import StatedEquation
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import MeasuredPeaks, OperatorTimes, Result
 from taso_mirage.rewriting.library import load_rules
 from taso_mirage.rewriting.text import show_graph
@@ -162,7 +162,7 @@ def test_every_name_on_the_page_of_kernels_is_text() -> None:
 
 
 def test_the_label_of_a_drawing_is_an_attribute() -> None:
-    page = Page(rendered("graph.svg", drawing=draw_graph(graph("before")), label=evil("label")))
+    page = Page(render_template("graph.svg", drawing=draw_graph(graph("before")), label=evil("label")))
     assert set(page.tags) == {"svg", "rect", "g", "path", "text"}
 
 
@@ -209,4 +209,4 @@ def test_no_module_writes_html_or_marks_a_text_as_safe() -> None:
 
 def test_a_value_that_is_missing_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        rendered("kernels.html")
+        render_template("kernels.html")

@@ -36,7 +36,7 @@ from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.data import result_data
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanations import as_lines, measured_seconds, one_by_one, statement
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import parse_equation, show_graph
@@ -368,7 +368,7 @@ def test_the_report_is_refused_before_the_work(tmp_path: Path) -> None:
 def test_graphs_are_drawn_for_a_page() -> None:
     a = variable("<x>", Tensor("float32", (2, 3)))
     drawing = draw_graph(Graph((a,), (term("add", term("relu", a), w(3)),)))
-    text = rendered("graph.svg", drawing=drawing, label='the "label"')
+    text = render_template("graph.svg", drawing=drawing, label='the "label"')
     assert "xmlns" not in text
     assert "<marker" not in text
     assert "&lt;x&gt; [2, 3]" in text

@@ -29,7 +29,7 @@ from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_po
 from taso_mirage.report.explanations import explained, statements
 from taso_mirage.report.notation import FORMS, MathTree, conditions, formula
 from taso_mirage.report.outline import PICTURES, shown_sections
-from taso_mirage.report.pages import rendered
+from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import MeasuredPeaks, OperatorTimes, Result
 from taso_mirage.report.sections import SECTIONS, model_sections
 from taso_mirage.report.times import OperatorPair, OperatorTotals, by_operator, measured_peaks, operator_times
@@ -94,7 +94,7 @@ def test_what_the_other_side_does_not_have_is_marked(mini: Result) -> None:
     before, after = (shown_sections([changed], {})[0][side]["drawing"] for side in ("before", "after"))
     assert [box.lines[0] for box in before.shapes if box.marked] == ["neg", "neg", "relu"]
     assert [box.lines[0] for box in after.shapes if box.marked] == ["relu"]
-    assert 'class="operator marked"' in rendered("graph.svg", drawing=before, label="")
+    assert 'class="operator marked"' in render_template("graph.svg", drawing=before, label="")
 
 
 @pytest.mark.sampled(3)
@@ -311,7 +311,7 @@ TEXTS, SHAPES = ("text", "quiet", "accent", "after", "failed", "mark"), ("before
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_contrast_is_that_of_level_aa(scheme: int) -> None:
-    known = colours(rendered("page.css"))[scheme]
+    known = colours(render_template("page.css"))[scheme]
     assert [name for name in TEXTS if contrast(known[name], known["paper"]) < 4.5] == []
     assert [name for name in ("text", "quiet") if contrast(known[name], known["panel"]) < 4.5] == []
     boxes = ("operator", "operand", "weight", "number")

@@ -40,7 +40,7 @@ def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]
     return value, index
 
 
-def in_memory(value: LoopValue) -> tuple[LoopValue, AffineIndex]:
+def memory_source(value: LoopValue) -> tuple[LoopValue, AffineIndex]:
     """The value whose memory has the elements of another, and the index in it by variables "0",
     "1"...; numbers and positions have no memory, so a view of them is stored itself."""
     axes = shape_axes(value.shape)
@@ -50,7 +50,7 @@ def in_memory(value: LoopValue) -> tuple[LoopValue, AffineIndex]:
 
 def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
     """The place of a value; before it is computed, its later place without a name."""
-    inner, index = in_memory(value)
+    inner, index = memory_source(value)
     if isinstance(inner, CppBuffer):
         return inner.viewed(index, value.shape)
     strides = product_strides(inner, buffers) if isinstance(inner, Contract) else contiguous(inner.shape)

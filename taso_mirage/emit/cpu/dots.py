@@ -114,16 +114,18 @@ def _pointer(buffer: CppBuffer) -> Expression:
 
 def _looped(letters: Iterable[str], sizes: Mapping[str, Dim], made: Statement, why: str) -> Scope:
     """A statement for all values of the loop variables of some letters; the comment is `why`."""
-    for x in reversed(list(letters)):
-        made = loop(f"j_{x}", v.numbers(sizes[x]), [made])
-    return Scope((made,), True, why)
+    return Scope((_nested({f"j_{x}": sizes[x] for x in letters}, made),), True, why)
+
+
+def _nested(sizes: dict[str, Dim], made: Statement) -> Statement:
+    """A statement for all values of some loop variables, the outermost first."""
+    for name, n in reversed(sizes.items()):
+        made = loop(name, v.numbers(n), [made])
+    return made
 
 
 def fill(target: CppBuffer, value: str) -> Statement:
     """Set every element of a buffer."""
-    names = {i: n for i, n in enumerate(target.shape) if n != 1}
-    at = target.offset(tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))
-    made: Statement = tl.store(v[target.name][at], value)
-    for i, n in reversed(names.items()):
-        made = loop(f"i{i}", v.numbers(n), [made])
-    return made
+    names = {f"i{i}": n for i, n in enumerate(target.shape) if n != 1}
+    index = [Affine(0, ((f"i{i}", 1),)) if n != 1 else Affine() for i, n in enumerate(target.shape)]
+    return _nested(names, tl.store(v[target.name][target.offset(tuple(index))], value))

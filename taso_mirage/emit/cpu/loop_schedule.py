@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.buffer_layouts import (
-    in_memory,
     loop_variables,
+    memory_source,
     product_strides,
     strip,
     unmerged,
@@ -179,7 +179,7 @@ class LoopSchedule:
 
     def address(self, value: LoopValue) -> CppBuffer:
         """The memory of a value's elements, as a buffer of its shape."""
-        inner, index = in_memory(value)
+        inner, index = memory_source(value)
         buffer = self._flat(inner) if isinstance(inner, Flat) else self.memory(inner)
         return buffer.viewed(index, value.shape)
 

@@ -114,13 +114,9 @@ def expression_text(x: Expression) -> str:
         case "call":
             return f"{shown[0]}({', '.join(shown[1:])})"
     rank, sign = BINDS[x.op], {"&": "&&"}.get(x.op, x.op)
-    return f"{_operand(x.args[0], rank + (rank == COMPARED))} {sign} {_operand(x.args[1], rank + 1)}"
-
-
-def _operand(x: Expression, least: int) -> str:
-    """The text of a part that binds at least as strongly as this."""
-    rank = BINDS.get(x.op, POSTFIX)
-    return expression_text(x) if rank >= least else f"({expression_text(x)})"
+    left, right = (BINDS.get(each.op, POSTFIX) for each in x.args)
+    first = shown[0] if left >= rank + (rank == COMPARED) else f"({shown[0]})"
+    return f"{first} {sign} {shown[1] if right > rank else f'({shown[1]})'}"
 
 
 def swept(statements: Sequence[Statement], used: set[str]) -> tuple[Statement, ...]:
