@@ -28,7 +28,7 @@ SIZES = Sizes(layers=3)
 @pytest.fixture(autouse=True, params=[False, True], ids=["alone", "together"])
 def _in_few_sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches run each in a session, and many in one."""
-    monkeypatch.setattr(regional, "joins", lambda target: request.param)
+    monkeypatch.setattr(regional, "opens_slowly", lambda target: request.param)
 
 
 def without_bias(f: Transformer, i: int, t: dict[str, Node]) -> tuple[Node, Node]:
