@@ -136,11 +136,16 @@ def after_choice(job: Job) -> float:
     return must + _reserve_for_kernels(job, job.deadline.left() - must)
 
 
+def _free_seconds(job: Job) -> float:
+    """Seconds for the searches of substitutions and of kernels."""
+    left = job.deadline.left()
+    return max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
+
+
 def search_seconds(job: Job) -> float:
     """Seconds that passes, mutants and search may take from now on: all except those of the work
     after them, and half of these where kernels follow. Unused seconds are for the kernels."""
-    left = job.deadline.left()
-    free = max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
+    free = _free_seconds(job)
     kernels = _reserve_for_kernels(job, free)
     share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
     return free if not kernels else max(share * (free - kernels), LOOK)
@@ -148,8 +153,9 @@ def search_seconds(job: Job) -> float:
 
 def measures_search(job: Job) -> bool:
     """Whether mutants and search have enough time to measure operators. Otherwise only the search
-    by predicted costs runs, and kernels get the time."""
-    return not kernels_first(job) or search_seconds(job) >= MEASURING
+    by predicted costs runs, and kernels get the time: also if they are estimated not to fit,
+    because the estimate is rough."""
+    return not kernels_first(job) or BEFORE_KERNELS * _free_seconds(job) >= MEASURING
 
 
 def measures_passes(job: Job, passing: float) -> bool:

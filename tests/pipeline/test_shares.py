@@ -75,6 +75,13 @@ def test_a_short_search_of_a_large_model_on_a_gpu_measures_nothing() -> None:
     assert measures_search(longer)
 
 
+def test_kernels_that_may_not_fit_do_not_give_their_time_to_measurements() -> None:
+    made = job(60.0, 22.0, load=6.0)
+    made.terms, made.config, made.regions = 1000, replace(made.config, target=CUDA), 3.0
+    assert search_seconds(made) > 10.0  # the first kernels are estimated not to fit
+    assert not measures_search(made)
+
+
 def test_passes_of_a_large_model_on_a_gpu_run_again_where_there_is_time_to_measure() -> None:
     """Where there is not, passes and the short search together have a share of the time."""
     for seconds, terms, target, measures in ((60.0, 1000, CUDA, False), (600.0, 1000, CUDA, True)):
