@@ -12,7 +12,7 @@ from pathlib import Path
 import mugraphs
 import numpy as np
 import pytest
-from cuda_driver import CPP, check, cubin, encoded, launched
+from cuda_driver import CPP, check, cubin, driver, encoded, launched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +25,8 @@ from taso_mirage.ir.mugraph import Batch, tile_count, tile_part
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images, sealed
+
+__all__ = ["driver"]
 
 PTX = ".version 8.4\n.target sm_80\n"
 SPLIT = triton.program(mugraphs.attention_split_safe()[0])
