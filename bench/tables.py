@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from attack_tables import judging, soak  # noqa: E402
+from durations import durations  # noqa: E402
 from kernel_tables import (  # noqa: E402
     convolutions_h100,
     free_sizes,
@@ -338,6 +339,7 @@ TABLES = {
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "prepared_cpu-cpu2": prepared_cpu,
+    "durations-cpu2": durations,
     "generate-cpu2": generate,
     "optimize-cpu2": optimize,
     "optimize-cpu2 best and worst": best_and_worst,
