@@ -96,7 +96,7 @@ def durations(found: Mapping[str, Any]) -> list[str]:
         "tests are collected and with lint beside it.",
         "",
         *head("file", "seconds of one core", "tests", "what it checks"),
-        *(f"| `{n.removeprefix('tests/')}` | {e['seconds']:.1f} | {e['tests']} | {e['checks']} |" for n, e in costly),
+        *(f"| `{n}` | {e['seconds']:.1f} | {e['tests']} | {e['checks']} |" for n, e in costly),
     ]
 
 

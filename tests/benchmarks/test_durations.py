@@ -28,7 +28,10 @@ def test_a_report_becomes_tables(tmp_path: Path) -> None:
     assert lines[2].startswith("| `cli/` | 2 | 1 | ")
     assert lines[4] == "| all | 4 | 3 | |"
     assert "1:01 minutes" in lines[6]
-    assert [line.split("`")[1] for line in lines[10:]] == ["cli/test_streams.py", "benchmarks/test_durations.py"]
+    assert [line.split("`")[1] for line in lines[10:]] == [
+        "tests/cli/test_streams.py",
+        "tests/benchmarks/test_durations.py",
+    ]
 
 
 def test_every_folder_says_what_it_checks() -> None:
