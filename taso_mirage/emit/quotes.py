@@ -38,12 +38,12 @@ OPERATORS: dict[type[ast.AST], str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.And: "and"},
     **{ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="},
 }
-
-
+"""The operators of generated programs."""
 COMPUTED: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
     **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
 }
+"""The arithmetic that braces may have."""
 
 
 def quoted(text: str, **known: Any) -> list[ProgramFunction]:
