@@ -1,0 +1,274 @@
+"""The meaning `index_maps`: for a term that only moves elements (slice, concat, pad, window, gather,
+reshape, transpose, expand), the element of its operands at each position.
+
+An index is a polynomial over the variables `i0`, `i1`, ... of a position, with quotients where a
+reshape merges dims. A back end prints it as the address of a load or a store, so the term is never
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Shape, bind, dim_product, gathered, symbol
+from taso_mirage.ir.terms import Node, Tensor
+from taso_mirage.meanings.base import Meaning
+from taso_mirage.meanings.conditions import Conditions
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that is read first: the integer of the tensor `source` at `index`, plus `count` if it
+    is negative, clamped to 0 <= row < count. It is only read where every one of `conditions` is at
+    least 0."""
+
+    source: Node
+    index: tuple[Dim, ...]
+    count: Dim
+    conditions: Conditions = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPiece:
+    """Where every one of `conditions` is at least 0, the element is that of `source` at `index`."""
+
+    source: Node
+    index: tuple[Dim, ...]
+    conditions: Conditions = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMap:
+    """A tensor whose element at the position `i0`, `i1`, ... is given by the piece whose conditions
+    hold; by at most one. Elsewhere it is the number `fill`. `rows` are the variables of `index` and
+    `conditions` that are read from tensors of integers."""
+
+    dtype: str
+    shape: Shape
+    pieces: tuple[IndexPiece, ...]
+    fill: float | None = None
+    rows: tuple[tuple[str, Row], ...] = ()
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        """The tensors that are read, each once: those of elements, then those of rows."""
+        read = (*(piece.source for piece in self.pieces), *(row.source for _, row in self.rows))
+        return tuple(dict.fromkeys(read))
+
+
+def position(axis: int) -> str:
+    """The name of the variable of a position along an axis."""
+    return f"i{axis}"
+
+
+class IndexMapMeaning(Meaning[IndexMap]):
+    """Primitives that compute have no meaning here: they raise Unsupported.
+
+    Sizes may be symbolic where no condition depends on their values.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def leaf(self, node: Node) -> IndexMap:
+        """A tensor in memory."""
+        shape = node.shape
+        return IndexMap(node.dtype, shape, (IndexPiece(node, _positions(shape)),))
+
+    def shape(self, a: IndexMap) -> Shape:
+        return a.shape
+
+    def dtype(self, a: IndexMap) -> str:
+        return a.dtype
+
+    def reshape(self, a: IndexMap, shape: Sequence[Dim]) -> IndexMap:
+        groups = _regrouped(a.shape, shape)
+        variables = _variables(shape)
+        found: dict[str, Dim] = {}
+        for old, new in groups:
+            linear: Dim = 0
+            for axis in new:
+                linear = linear * shape[axis] + _at(shape, axis)
+            for axis in reversed(old):
+                rest = variables.divide(linear, a.shape[axis]) if axis != old[0] else 0
+                found[position(axis)] = linear - rest * a.shape[axis]
+                linear = rest
+        return _moved(a, shape, found)
+
+    def transpose(self, a: IndexMap, perm: Sequence[int]) -> IndexMap:
+        shape = tuple([a.shape[i] for i in perm])
+        return _moved(a, shape, {position(i): _at(shape, j) for j, i in enumerate(perm)})
+
+    def expand(self, a: IndexMap, shape: Sequence[Dim]) -> IndexMap:
+        lead = len(shape) - len(a.shape)
+        found = {position(i): 0 if n == 1 else _at(shape, i + lead) for i, n in enumerate(a.shape)}
+        return _moved(a, shape, found)
+
+    def slice(self, a: IndexMap, axis: int, start: Dim, stop: Dim, step: int = 1) -> IndexMap:
+        shape = SHAPES.slice(_type(a), axis, start, stop, step).shape or ()
+        return _moved(a, shape, {position(axis): _at(shape, axis) * step + start})
+
+    def concat(self, xs: Sequence[IndexMap], axis: int) -> IndexMap:
+        type = SHAPES.concat([_type(x) for x in xs], axis)
+        shape, pieces = type.shape or (), list[IndexPiece]()
+        start: Dim = 0
+        rows: dict[str, Row] = {}
+        for x in xs:
+            at = _at(shape, axis) - start
+            bounds = [at, x.shape[axis] - 1 - at]
+            part = self._apart(_moved(x, shape, {position(axis): at}, bounds), rows)
+            pieces, rows = [*pieces, *part.pieces], rows | dict(part.rows)
+            start = start + x.shape[axis]
+        return IndexMap(type.dtype, shape, tuple(pieces), _one_fill(xs), tuple(rows.items()))
+
+    def _apart(self, a: IndexMap, taken: Mapping[str, Row]) -> IndexMap:
+        """The same with other names for rows whose names are `taken` by others."""
+        if all(taken.get(name, row) == row for name, row in a.rows):
+            return a
+        names = {name: self._name() for name, _ in a.rows}
+        places = {old: symbol(new) for old, new in names.items()}
+
+        def renamed(index: Sequence[Dim]) -> tuple[Dim, ...]:
+            return tuple([bind(e, places) for e in index])
+
+        pieces = [IndexPiece(p.source, renamed(p.index), renamed(p.conditions)) for p in a.pieces]
+        rows = [(names[n], Row(r.source, renamed(r.index), r.count, renamed(r.conditions))) for n, r in a.rows]
+        return replace(a, pieces=tuple(pieces), rows=tuple(rows))
+
+    def _name(self) -> str:
+        self.rows += 1
+        return f"row{self.rows - 1}"
+
+    def pad(
+        self,
+        a: IndexMap,
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: float = 0,
+        interior: Sequence[int] | None = None,
+    ) -> IndexMap:
+        if any(interior or ()):
+            raise Unsupported("padding between elements")
+        shape = SHAPES.pad(_type(a), low, high, value).shape or ()
+        places = {position(i): _at(shape, i) - n for i, n in enumerate(low)}
+        padded = [i for i, (m, n) in enumerate(zip(low, high, strict=True)) if (m, n) != (0, 0)]
+        bounds = [e for i in padded for e in (places[position(i)], a.shape[i] - 1 - places[position(i)])]
+        found = _moved(a, shape, places, bounds)
+        return replace(found, fill=_one_fill([a, replace(a, fill=value)]))
+
+    def window(
+        self, a: IndexMap, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> IndexMap:
+        shape = SHAPES.window(_type(a), axes, sizes, strides, dilations).shape or ()
+        found: dict[str, Dim] = {}
+        for k, axis in enumerate(axes):
+            found[position(axis)] = _at(shape, axis) * strides[k] + _at(shape, len(a.shape) + k) * dilations[k]
+        return _moved(a, shape, found)
+
+    def take(self, a: IndexMap, indices: IndexMap, axis: int) -> IndexMap:
+        rank, count = len(indices.shape), a.shape[axis]
+        shape = (*a.shape[:axis], *indices.shape, *a.shape[axis + 1 :])
+        row = self._row(_moved(indices, shape, {position(i): _at(shape, axis + i) for i in range(rank)}), count)
+        name = self._name()
+        places = {position(i): _at(shape, i + rank - 1) for i in range(axis + 1, len(a.shape))}
+        read = replace(a, rows=((name, row), *a.rows))  # the rows of `a` may depend on it
+        found = _moved(read, shape, places | {position(axis): symbol(name)})
+        return replace(found, rows=((name, row), *found.rows[1:]))
+
+    def _row(self, indices: IndexMap, count: Dim) -> Row:
+        """The row that each position reads."""
+        if len(indices.pieces) != 1 or indices.pieces[0].conditions or indices.rows:
+            raise Unsupported("rows that are chosen by indices of several parts")
+        (piece,) = indices.pieces
+        return Row(piece.source, piece.index, count)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("constant", "extents", "iota", "map", "cast", "contract", "reduce", "cumulate", "take_along"):
+            raise Unsupported(f"{name} computes elements")
+        return super().__getattribute__(name)
+
+
+# ---------------------------------------------------------------- indices
+
+
+def _type(a: IndexMap) -> Tensor:
+    return Tensor(a.dtype, a.shape)
+
+
+def _at(shape: Sequence[Dim], axis: int) -> Dim:
+    """The position along an axis: 0 where it has one element."""
+    return 0 if shape[axis] == 1 else symbol(position(axis))
+
+
+def _positions(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    return tuple([_at(shape, axis) for axis in range(len(shape))])
+
+
+def _variables(shape: Sequence[Dim]) -> Indices:
+    """The variables of the positions of a tensor, with their ranges."""
+    found = Indices()
+    for axis, n in enumerate(shape):
+        found.variable(position(axis), n)
+    return found
+
+
+def _moved(a: IndexMap, shape: Sequence[Dim], places: Mapping[str, Dim], bounds: Sequence[Dim] = ()) -> IndexMap:
+    """The elements of `a` at new positions: those of a tensor of `shape` at which all `bounds` are
+    at least 0. An axis that `places` lacks keeps its position."""
+    variables = _variables(shape)
+    variables.extents |= {name: row.count for name, row in a.rows}
+    own = {position(axis): _at(shape, axis) for axis in range(min(len(shape), len(a.shape)))}
+    places = own | dict(places)
+
+    def bound(index: Sequence[Dim]) -> tuple[Dim, ...]:
+        return tuple([variables.bind(e, places) for e in index])
+
+    def tightened(old: Conditions) -> Conditions | None:
+        """The conditions at the new positions; None where they never hold."""
+        found = [variables.tidy(e) for e in (*bound(old), *bounds)]
+        return None if False in found else tuple(dict.fromkeys(e for e in found if e is not True))
+
+    pieces = [IndexPiece(p.source, bound(p.index), c) for p in a.pieces if (c := tightened(p.conditions)) is not None]
+    rows = [
+        (name, Row(row.source, bound(row.index), row.count, c))
+        for name, row in a.rows
+        if (c := tightened(row.conditions)) is not None
+    ]
+    return IndexMap(a.dtype, tuple(shape), tuple(pieces), a.fill, tuple(rows))
+
+
+def _regrouped(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Groups of adjacent axes of two shapes that have the same elements; as small as possible."""
+    if (split := gathered(new, old)) is not None:
+        return [((i,), tuple(part)) for i, part in enumerate(split)]
+    if (merged := gathered(old, new)) is not None:
+        rest = [i for i, n in enumerate(old) if n == 1 and not any(i in part for part in merged)]
+        return [*((tuple(part), (i,)) for i, part in enumerate(merged)), *(((i,), ()) for i in rest)]
+    if dim_product(old) != dim_product(new):
+        raise Unsupported(f"a reshape of {tuple(old)} to {tuple(new)}")
+    found, i, j = list[tuple[Sequence[int], Sequence[int]]](), 0, 0
+    while i < len(old) or j < len(new):
+        m, n = i, j
+        i, j = i + (i < len(old)), j + (j < len(new))
+        while (have := dim_product(old[m:i])) != (want := dim_product(new[n:j])):
+            if not (isinstance(have, int) and isinstance(want, int)):
+                i, j = len(old), len(new)
+            elif have < want:
+                i += 1
+            else:
+                j += 1
+        found.append((tuple(range(m, i)), tuple(range(n, j))))
+    return found
+
+
+def _one_fill(xs: Sequence[IndexMap]) -> float | None:
+    """The number that fills all tensors that are filled."""
+    fills = {x.fill for x in xs if x.fill is not None}
+    if len(fills) > 1:
+        raise Unsupported(f"padding with several numbers, {sorted(fills)}")
+    return next(iter(fills), None)

@@ -1,0 +1,82 @@
+"""Terms that only move elements, and the elements that they move (`meanings/index_maps.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.ir.dims import Dim, evaluate
+from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
+from taso_mirage.meanings.conditions import Conditions
+from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position
+from taso_mirage.operators.interpret import interpret_term
+
+Array = NDArray[Any]
+
+
+def is_moved(node: Node) -> bool:
+    """Whether a term moves elements of inputs, weights and constants, and computes none. A leaf
+    alone is no such term."""
+    try:
+        return bool(node.args) and index_map(node) is not None
+    except Unsupported:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def index_map(node: Node) -> IndexMap:
+    """The index map of a term of movements over inputs, weights and constants.
+
+    Raises Unsupported, which names the operator, where the term computes elements.
+    """
+    meaning, values = IndexMapMeaning(), dict[Node, IndexMap]()
+    for each in topological([node]):
+        if not isinstance(each.type, Tensor):
+            raise Unsupported(f"{each.op} has several results")
+        if not each.args:
+            values[each] = meaning.leaf(each)
+            continue
+        try:
+            values[each] = interpret_term(each, meaning, [values[arg] for arg in each.args])
+        except TasoMirageError as error:
+            raise Unsupported(f"{each.op} {each.type} moves no elements alone: {error}") from None
+    return values[node]
+
+
+def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
+    """The tensor of an index map of fixed sizes, computed by numpy from its sources.
+
+    Raises ValueError where two pieces have the same position, or no piece has it and there is no
+    fill.
+    """
+    shape = tuple([int(n) for n in found.shape])
+    names: dict[str, Any] = {position(i): each for i, each in enumerate(np.indices(shape))}
+
+    def numbers(e: Dim) -> Array:
+        return np.broadcast_to(evaluate(e, names), shape)
+
+    def here(conditions: Conditions) -> Array:
+        holds = np.ones(shape, bool)
+        for condition in conditions:
+            holds &= numbers(condition) >= 0
+        return holds
+
+    for name, row in found.rows:
+        read, at = np.zeros(shape, np.int64), here(row.conditions)
+        read[at] = arrays[row.source][tuple([numbers(e)[at] for e in row.index])]
+        count = int(row.count)
+        names[name] = np.clip(np.where(read < 0, read + count, read), 0, count - 1)
+    made = np.full(shape, 0 if found.fill is None else found.fill, numpy_dtype(found.dtype))
+    times = np.zeros(shape, np.int64)
+    for piece in found.pieces:
+        at = here(piece.conditions)
+        made[at] = np.asarray(arrays[piece.source])[tuple([numbers(e)[at] for e in piece.index])]
+        times += at
+    if times.max(initial=0) > 1 or (found.fill is None and times.min(initial=1) < 1):
+        raise ValueError("the pieces of an index map are no partition of its positions")
+    return made
