@@ -40,7 +40,6 @@ GOALS: dict[str, Sequence[Node]] = {
     "rows of a softmax": [part(term("softmax", A, axis=1), 0, 2, 7)],
     "reversed rows of a product": [part(term("relu", term("matmul", A, W)), 0, 7, -1, -1)],
     "gathered columns": [term("gather", term("matmul", A, W), constant(np.array([3, -1, 0])), axis=1)],
-    "a repeated row": [term("gather", term("reduce_max", A, axes=(0,)), constant(np.array([0, 0])), axis=0)],
 }
 
 
