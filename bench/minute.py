@@ -18,6 +18,7 @@ the account of each command's seconds (`spending` of each row), and its own time
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -319,6 +320,8 @@ def main(given: list[str] | None = None) -> None:
         return build(options.build[0], options) if options.build else timed(options.timed[0], options)
     known = names_of(options)
     names = options.only or known
+    for folder in ("taso_mirage", "op_specs"):  # as pip does where it installs the package
+        compileall.compile_dir(ROOT / folder, quiet=2)
     if unknown := set(names) - set(known):
         parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(known)}")
     device = runtime.device(named(options.device))

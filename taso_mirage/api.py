@@ -12,6 +12,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from typing_extensions import Unpack
+
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
@@ -24,6 +26,7 @@ from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, from_memory, like, load
 from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
+from taso_mirage.options import OptimizeOptions
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
@@ -46,27 +49,18 @@ _Inputs = str | Path | Mapping[str, Any]
 
 
 @overload
-def optimize(model: Given, *, return_result: Literal[False] = False, **options: Any) -> Given: ...
+def optimize(model: Given, *, return_result: Literal[False] = False, **options: Unpack[OptimizeOptions]) -> Given: ...
 @overload
-def optimize(model: Given, *, return_result: Literal[True], **options: Any) -> tuple[Given, Result]: ...
+def optimize(
+    model: Given, *, return_result: Literal[True], **options: Unpack[OptimizeOptions]
+) -> tuple[Given, Result]: ...
 def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     """Return a model of the same type that computes the same results and is no slower.
 
     `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. For a path, the optimized model
     is written to `output` (default: `MODEL.optimized.onnx`), and its path is returned. The options
-    have the names of the command-line options:
-
-    effort ("quick", "default" or "thorough": it sets those of the others that are not given),
-    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first", "saturate" or
-    "both"), shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays),
-    budget and run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure,
-    scheduler, explain, report, certificate and trace (paths), trust_kernels, fix_defaults,
-    in_place, may_grow (or a function that is told how much the file would grow, and answers),
-    elsewhere (whether the file may be opened where its kernels do not run, and is to be no slower
-    there),
-    allow_rounding (a number of quantization steps, or a text with rules like "1:add.3"), and rules:
-    a RuleSet, or paths of rule files whose rules are added to all others. Of shape, inputs and
-    rules one may stand without a list around it.
+    are those of `taso_mirage.options.OptimizeOptions`, with the names of the command-line options.
+    Of shape, inputs and rules one may stand without a list around it.
 
     With effort="quick" an exporter may call this function on every model: it takes seconds, gives
     the same bytes every time, prints nothing, and writes no file for a model in memory.

@@ -6,22 +6,35 @@ import sys
 from importlib import import_module
 from typing import Any, Literal, overload
 
+from typing_extensions import Unpack
+
 from taso_mirage import api
 from taso_mirage.api import Given
 from taso_mirage.errors import InvalidOption
+from taso_mirage.options import ModuleOptions, OptimizeOptions
 from taso_mirage.report.result import Result
 
 
 @overload
 def optimize(
-    model: Given, example_inputs: None = None, *, return_result: Literal[False] = False, **options: Any
+    model: Given,
+    example_inputs: None = None,
+    *,
+    return_result: Literal[False] = False,
+    **options: Unpack[OptimizeOptions],
 ) -> Given: ...
 @overload
 def optimize(
-    model: Given, example_inputs: None = None, *, return_result: Literal[True], **options: Any
+    model: Given, example_inputs: None = None, *, return_result: Literal[True], **options: Unpack[OptimizeOptions]
 ) -> tuple[Given, Result]: ...
 @overload
-def optimize(model: Any, example_inputs: Any, **options: Any) -> Any: ...
+def optimize(
+    model: Any, example_inputs: Any, *, return_result: Literal[False] = False, **options: Unpack[ModuleOptions]
+) -> Any: ...
+@overload
+def optimize(
+    model: Any, example_inputs: Any, *, return_result: Literal[True], **options: Unpack[ModuleOptions]
+) -> tuple[Any, tuple[Result, ...]]: ...
 def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
     """Return a model of the same type that computes the same results and is no slower.
 

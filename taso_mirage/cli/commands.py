@@ -108,11 +108,15 @@ def diff(
     second: Annotated[Path, typer.Argument(help="The ONNX model to compare with it.", metavar="B.onnx")],
     shape: ShapeOption = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs for the comparison (.npz file, arrays by input name); repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FILE.npz", help="Inputs for the comparison (arrays by input name); repeatable."),
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="Target on which both run: cpu, cuda (models optimized for CUDA may need it) or openvino."),
+        typer.Option(
+            metavar="cpu|cuda|openvino",
+            help="Target on which both run: cpu, cuda (models optimized for CUDA may need it) or openvino.",
+        ),
     ] = "cpu",
     trust_kernels: TrustKernels = False,
     as_json: JsonOption = False,

@@ -30,7 +30,8 @@ PLACES = 3
 def kernels_command(
     model: ModelFile,
     budget: Annotated[
-        float, typer.Option(min=0, help="Time limit of the search in seconds, shared by the regions.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Time limit of the search in seconds, shared by the regions."),
     ] = 60.0,
     shape: ShapeOption = None,
     checkpoint: Annotated[

@@ -32,6 +32,7 @@ _Output = Annotated[
     typer.Option(
         "-o",
         "--output",
+        metavar="FILE",
         help="Output file (default: MODEL.optimized.onnx). For a folder of models, the output folder (default: "
         "FOLDER.optimized), which has the models at the same paths, with index.html and index.json.",
     ),
@@ -39,7 +40,8 @@ _Output = Annotated[
 _TargetName = Annotated[
     str,
     typer.Option(
-        help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino."
+        metavar="cpu|cuda|openvino",
+        help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino.",
     ),
 ]
 _Portable = Annotated[
@@ -57,8 +59,9 @@ _Effort = Annotated[
 _Strategy = Annotated[
     str | None,
     typer.Option(
+        metavar="best-first|saturate|both",
         help="Search strategy: best-first (default), saturate (equality saturation and extraction), or both, one after the "
-        "other (default of --effort thorough)."
+        "other (default of --effort thorough).",
     ),
 ]
 _WeightedShapes = Annotated[
@@ -72,25 +75,30 @@ _WeightedShapes = Annotated[
 ]
 _InputFiles = Annotated[
     list[Path] | None,
-    typer.Option(help="Inputs for timing and for the check (.npz file, arrays by input name); repeatable."),
+    typer.Option(metavar="FILE.npz", help="Inputs for timing and for the check (arrays by input name); repeatable."),
 ]
 _Seconds = Annotated[
     float | None,
     typer.Option(
         min=0,
+        metavar="SECONDS",
         help="Time limit of the whole command in seconds; for a folder, of each model (default: 60, with --effort thorough "
         "600).",
     ),
 ]
 _RunLimit = Annotated[
-    float, typer.Option(min=0, help="Time limit in seconds for one load, run or measurement in ONNX Runtime.")
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="Time limit in seconds for one load, run or measurement in ONNX Runtime."
+    ),
 ]
 _KernelMode = Annotated[
     str | None,
     typer.Option(
+        metavar="off|cached|search",
         help="Fused kernels: off, search, or cached (only kernels found here before). Default: search, or off with --portable, "
         "--no-measure or --scheduler. Kernels run where taso_mirage.register was called; elsewhere the model runs its "
-        "ordinary operators."
+        "ordinary operators.",
     ),
 ]
 _Mutants = Annotated[
@@ -101,7 +109,10 @@ _Mutants = Annotated[
     ),
 ]
 _Alpha = Annotated[
-    float, typer.Option(min=1, help="Largest cost, relative to the best state, of a state that the search expands.")
+    float,
+    typer.Option(
+        min=1, metavar="RATIO", help="Largest cost, relative to the best state, of a state that the search expands."
+    ),
 ]
 _Measure = Annotated[
     bool | None,

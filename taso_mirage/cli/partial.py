@@ -46,17 +46,24 @@ def mutants_command(
         str | None,
         typer.Option(metavar="NAME", help="A node, or a value that it writes (default: list the costly parts)."),
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Largest number of mutation steps.")] = 1,
+    depth: Annotated[
+        int, typer.Option(min=1, max=LARGEST_COUNT, metavar="N", help="Largest number of mutation steps.")
+    ] = 1,
     limit: Annotated[
-        int, typer.Option(min=1, max=LARGEST_COUNT, help="Number of mutants to show and verify, the cheapest first.")
+        int,
+        typer.Option(
+            min=1, max=LARGEST_COUNT, metavar="N", help="Number of mutants to show and verify, the cheapest first."
+        ),
     ] = 10,
-    target: Annotated[str, typer.Option(help="Target on which the model will run: cpu or cuda.")] = "cpu",
+    target: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Target on which the model will run: cpu or cuda.")
+    ] = "cpu",
     shape: ShapeOption = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure operators, or estimate costs by a roofline.")
     ] = True,
     budget: Annotated[
-        float, typer.Option(min=0, help="Time limit in seconds; steps in progress are completed.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Time limit in seconds; steps in progress are completed.")
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:

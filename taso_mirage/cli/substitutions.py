@@ -34,15 +34,20 @@ Library = Annotated[
 Name = Annotated[str, typer.Argument(help="The rule's name, or the beginning of it.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _Workers = Annotated[
-    int | None, typer.Option(min=1, max=LARGEST_COUNT, help="Number of processes (default: one for each core).")
+    int | None,
+    typer.Option(min=1, max=LARGEST_COUNT, metavar="N", help="Number of processes (default: one for each core)."),
 ]
 
 
 @app.command("list")
 def list_(
     texts: Annotated[list[str] | None, typer.Argument(help="Text in the name or the equation.", metavar="TEXT")] = None,
-    operator: Annotated[list[str] | None, typer.Option(help="Only rules with this operator; repeatable.")] = None,
-    family: Annotated[list[str] | None, typer.Option(help="Only rules of this family; repeatable.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="OPERATOR", help="Only rules with this operator; repeatable.")
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(metavar="FAMILY", help="Only rules of this family; repeatable.")
+    ] = None,
     library: Library = None,
     as_json: AsJson = False,
 ) -> None:
@@ -144,7 +149,9 @@ _Files = Annotated[
 _Names = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only rules whose name begins with NAME; repeatable.")
 ]
-_Typings = Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Number of random legal typings of every rule.")]
+_Typings = Annotated[
+    int, typer.Option(min=1, max=LARGEST_COUNT, metavar="N", help="Number of random legal typings of every rule.")
+]
 _Laws = Annotated[
     bool,
     typer.Option(
@@ -169,7 +176,9 @@ _Record = Annotated[
 def verify(
     files: _Files = None,
     rule: _Names = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_COUNT, help="Seed of the random trials and typings.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_COUNT, metavar="N", help="Seed of the random trials and typings.")
+    ] = 1,
     typings: _Typings = 320,
     workers: _Workers = None,
     laws: _Laws = False,
@@ -245,11 +254,20 @@ def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None
 
 @app.command()
 def generate(
-    ops: Annotated[int, typer.Option(min=1, max=LARGEST_COUNT, help="Largest number of operators of a side.")] = 4,
-    family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable (default: all).")] = None,
+    ops: Annotated[
+        int, typer.Option(min=1, max=LARGEST_COUNT, metavar="N", help="Largest number of operators of a side.")
+    ] = 4,
+    family: Annotated[
+        list[str] | None, typer.Option(metavar="FAMILY", help="Only this family; repeatable (default: all).")
+    ] = None,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=LARGEST_COUNT, help="Random seed; a seed always gives the same files, byte for byte."),
+        typer.Option(
+            min=0,
+            max=LARGEST_COUNT,
+            metavar="N",
+            help="Random seed; a seed always gives the same files, byte for byte.",
+        ),
     ] = 0,
     workers: _Workers = None,
     scheduler: Annotated[

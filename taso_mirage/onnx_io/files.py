@@ -146,7 +146,28 @@ def like(model: Model, given: onnx.ModelProto | ir.Model, source: bool = False) 
     return onnx.ModelProto.FromString(serialize(model, source))
 
 
+FORMATS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"PK\x03\x04", "a PyTorch checkpoint or another zip archive", "torch.onnx.export(module, args, 'model.onnx')"),
+    (4, b"TFL3", "a TensorFlow Lite model", "python -m tf2onnx.convert --tflite MODEL --output model.onnx"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as of Keras", "keras_model.export('model.onnx', format='onnx')"),
+    (8, b"{", "a file of safetensors, which has weights and no graph", "torch.onnx.export of the module that loads it"),
+    (0, b"GGUF", "a GGUF file, which has weights and no graph", "an exporter of the model's library"),
+    (0, b"\x80", "a Python pickle, such as of PyTorch", "torch.onnx.export(module, args, 'model.onnx')"),
+    (0, b"ftrtengine", "a TensorRT engine", "the ONNX model that it was built from"),
+    (4, b"ORTM", "a model in ONNX Runtime's own format", "the ONNX model that it was converted from"),
+)
+"""Formats that are no ONNX: the offset and bytes that identify them, their name, and the way to an
+ONNX model."""
+FIRST = b"\x08"
+"""The first byte of an ONNX model in a file, the tag of its version."""
+
+
 def _parsed(file: BinaryIO, path: Path) -> ir.Model:
+    head = file.read(16)
+    file.seek(0)
+    for offset, magic, name, remedy in FORMATS if not head.startswith(FIRST) else ():
+        if head[offset:].startswith(magic):
+            raise InvalidModel(f"{path} is {name}, and no ONNX model; export it first: {remedy}")
     try:
         proto = onnx.load(file, format="protobuf", load_external_data=False)
     except MemoryError:

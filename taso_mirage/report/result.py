@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,35 @@ class Result:
     unfused: Model | None = field(default=None, repr=False, compare=False)
     left: Leftover | None = None
     spending: Spending = field(default_factory=Spending, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """One line; `notes`, `changes` and `timing` have the rest."""
+        files = f"; written to {', '.join(map(str, self.written))}" if self.written else ""
+        return f"<Result: {self.outcome}, {self.terms_before} to {self.terms_after} terms{files}>"
+
+    def _repr_html_(self) -> str:
+        """The result as a table, for notebooks."""
+        before, after = self.seconds_before_after
+        how = "predicted" if self.timing is None else "measured"
+        rows = [
+            ("result", self.outcome),
+            ("terms", f"{self.terms_before} to {self.terms_after}"),
+            (f"{how} time", f"{before * 1e3:.3g} ms to {after * 1e3:.3g} ms"),
+            ("changes", ", ".join(f"{name} ({n})" for name, n in self.equations.items()) or "none"),
+            *(("note", note) for note in self.notes),
+        ]
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows)
+        return f"<table>{cells}</table>"
+
+    @property
+    def outcome(self) -> str:
+        """Whether the model was changed, and how many times as fast it is."""
+        if not self.changed:
+            return "the original's graph was kept"
+        if self.timing is None:
+            before, after = self.seconds_before_after
+            return f"changed, predicted {before / after:.2f} times as fast" if after > 0 else "changed"
+        return f"{self.timing.ratio:.2f} times as fast"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -110,6 +110,32 @@ def test_what_the_shell_of_commands_refuses_names_the_help(here: Path, arguments
     assert "-h' for help" in said
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"PK\x03\x04", "a PyTorch checkpoint"),
+        (b"\x1c\0\0\0TFL3", "a TensorFlow Lite model"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b"\x40\0\0\0\0\0\0\0{", "a file of safetensors"),
+        (b"GGUF\3", "a GGUF file"),
+        (b"\x80\x02\x8a", "a Python pickle"),
+    ],
+)
+def test_another_format_is_named_with_the_way_to_onnx(here: Path, head: bytes, said: str) -> None:
+    Path("model").write_bytes(head + b"\0" * 64)
+    shown = one_line(run("optimize", "model", check=3))
+    assert f"model is {said}" in shown
+    assert "and no ONNX model; export it first: " in shown
+
+
+def test_a_producer_is_no_format(here: Path) -> None:
+    model = onnx.load("good.onnx")
+    model.producer_name = "TFL3"
+    onnx.save(model, "named.onnx")
+    assert Path("named.onnx").read_bytes()[4:8] == b"TFL3"
+    run("optimize", "named.onnx", *QUICK)
+
+
 def test_a_folder_with_a_broken_model_says_which(here: Path) -> None:
     Path("zoo").mkdir()
     for name in ("good", "text"):
