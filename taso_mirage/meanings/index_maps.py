@@ -16,7 +16,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, bind, dim_product, gathered, symbol
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.meanings.base import Meaning
-from taso_mirage.meanings.conditions import Conditions
+from taso_mirage.meanings.conditions import Conditions, index_names
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -127,7 +127,7 @@ class IndexMapMeaning(Meaning[IndexMap]):
         return IndexMap(type.dtype, shape, tuple(pieces), _one_fill(xs), tuple(rows.items()))
 
     def _apart(self, a: IndexMap, taken: Mapping[str, Row]) -> IndexMap:
-        """The same with other names for rows whose names are `taken` by others."""
+        """The map with other names for rows whose names are `taken` by others."""
         if all(taken.get(name, row) == row for name, row in a.rows):
             return a
         names = {name: self._name() for name, _ in a.rows}
@@ -178,7 +178,7 @@ class IndexMapMeaning(Meaning[IndexMap]):
         places = {position(i): _at(shape, i + rank - 1) for i in range(axis + 1, len(a.shape))}
         read = replace(a, rows=((name, row), *a.rows))  # the rows of `a` may depend on it
         found = _moved(read, shape, places | {position(axis): symbol(name)})
-        return replace(found, rows=((name, row), *found.rows[1:]))
+        return replace(found, rows=tuple([(n, row if n == name else r) for n, r in found.rows]))
 
     def _row(self, indices: IndexMap, count: Dim) -> Row:
         """The row that each position reads."""
@@ -217,11 +217,27 @@ def _variables(shape: Sequence[Dim]) -> Indices:
     return found
 
 
-def _moved(a: IndexMap, shape: Sequence[Dim], places: Mapping[str, Dim], bounds: Sequence[Dim] = ()) -> IndexMap:
+def tile_map(a: IndexMap, shape: Sequence[Dim], starts: Sequence[Dim], extents: Mapping[str, Dim]) -> IndexMap:
+    """The tile of this shape that begins at `starts`, which are polynomials of the variables of
+    `extents`, each at least 0 and below its extent."""
+    places = {position(axis): _at(shape, axis) + start for axis, start in enumerate(starts)}
+    return _moved(a, shape, places, extents=extents)
+
+
+_NO_EXTENTS: Mapping[str, Dim] = {}
+
+
+def _moved(
+    a: IndexMap,
+    shape: Sequence[Dim],
+    places: Mapping[str, Dim],
+    bounds: Sequence[Dim] = (),
+    extents: Mapping[str, Dim] = _NO_EXTENTS,
+) -> IndexMap:
     """The elements of `a` at new positions: those of a tensor of `shape` at which all `bounds` are
     at least 0. An axis that `places` lacks keeps its position."""
     variables = _variables(shape)
-    variables.extents |= {name: row.count for name, row in a.rows}
+    variables.extents |= {name: row.count for name, row in a.rows} | dict(extents)
     own = {position(axis): _at(shape, axis) for axis in range(min(len(shape), len(a.shape)))}
     places = own | dict(places)
 
@@ -239,7 +255,18 @@ def _moved(a: IndexMap, shape: Sequence[Dim], places: Mapping[str, Dim], bounds:
         for name, row in a.rows
         if (c := tightened(row.conditions)) is not None
     ]
-    return IndexMap(a.dtype, tuple(shape), tuple(pieces), a.fill, tuple(rows))
+    return IndexMap(a.dtype, tuple(shape), tuple(pieces), a.fill, _read_rows(pieces, rows))
+
+
+def _read_rows(pieces: Sequence[IndexPiece], rows: Sequence[tuple[str, Row]]) -> tuple[tuple[str, Row], ...]:
+    """The rows on which the elements depend; a row may depend on rows before it."""
+    names = set[str]().union(*[index_names(e) for piece in pieces for e in (*piece.index, *piece.conditions)])
+    kept: list[tuple[str, Row]] = []
+    for name, row in reversed(rows):
+        if name in names:
+            kept.append((name, row))
+            names = names.union(*[index_names(e) for e in (*row.index, *row.conditions)])
+    return tuple(kept[::-1])
 
 
 def _regrouped(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[Sequence[int], Sequence[int]]]:

@@ -4,11 +4,11 @@ versions, many types."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx_texts
 from onnx import helper, numpy_helper
 
 RNG = np.random.default_rng(0)
@@ -25,16 +25,7 @@ def text(
     body: str, arrays: Mapping[str, np.ndarray] | None = None, opset: int = 18, ir: int = 8, more: str = ""
 ) -> onnx.ModelProto:
     """A model of onnx's text form."""
-    header = f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>'
-    proto = onnx.parser.parse_model(header + textwrap.dedent(body))
-    parts = [*proto.functions, proto.graph]
-    while parts:
-        for node in parts.pop().node:
-            if not node.domain:
-                node.ClearField("domain")  # the parser writes the empty domain
-            parts += [a.g for a in node.attribute if a.HasField("g")]
-    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in (arrays or {}).items())
-    return proto
+    return onnx_texts.parse(body, f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>', arrays)
 
 
 def after_conv(call: str, opset: int = 18) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,18 @@ from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
+Array = NDArray[Any]
 
 
-def parse(body: str, header: str = HEADER) -> onnx.ModelProto:
+def parse(body: str, header: str = HEADER, weights: Mapping[str, Array] | None = None) -> onnx.ModelProto:
     proto = onnx.parser.parse_model(header + textwrap.dedent(body))
-    for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
-        if not node.domain:
-            node.ClearField("domain")  # the parser writes the empty domain
+    parts = [proto.graph, *proto.functions]
+    while parts:
+        for node in parts.pop().node:
+            if not node.domain:
+                node.ClearField("domain")  # the parser writes the empty domain
+            parts += [a.g for a in node.attribute if a.HasField("g")]
+    proto.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in (weights or {}).items())
     return proto
 
 
@@ -55,7 +61,6 @@ def same(proto: onnx.ModelProto, **feeds: Any) -> onnx.ModelProto:
     return after
 
 
-Array = NDArray[Any]
 NUMBERS = {"float8_e4m3fn": 17, "float8_e5m2": 19}
 
 

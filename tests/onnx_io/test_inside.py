@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from bodies import floats, kinds, optimized, parse, run, same
+from bodies import floats, kinds, optimized, parse, same
+from onnx_texts import run
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
@@ -235,7 +236,7 @@ def test_optional_values_pass_through() -> None:
     assert "Neg" not in kinds(after), result.notes
     for c in (True, False):
         feeds = {"x": floats(3), "c": np.array(c)}
-        np.testing.assert_allclose(run(before, feeds)[0], run(after, feeds)[0], 1e-6)
+        np.testing.assert_allclose(run(before, **feeds)[0], run(after, **feeds)[0], 1e-6)
 
 
 FUNCTIONS = """

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from bodies import floats, kinds, optimized, parse, run, same
+from bodies import floats, kinds, optimized, parse, same
+from onnx_texts import run
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, substitute
@@ -232,4 +233,4 @@ def test_what_moved_wrongly_is_found_by_the_check_of_the_whole(monkeypatch: pyte
     after, result = optimized(before, measure=True, budget=10.0, kernels="off")
     assert "'bodies of a node' (step 1)" in str(result.failure)
     feeds = {"x": floats(2, 5), "memory": floats(5, 256), "w": floats(256, 256)}
-    np.testing.assert_allclose(run(before, feeds)[0], run(after, feeds)[0], 1e-5, 1e-6)
+    np.testing.assert_allclose(run(before, **feeds)[0], run(after, **feeds)[0], 1e-5, 1e-6)

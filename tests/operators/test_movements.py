@@ -91,6 +91,20 @@ def test_rows_of_an_input_wrap_and_are_clamped():
     assert found[:, 0].tolist() == [18, 0, 18]
 
 
+def test_rows_that_no_element_needs_are_not_read():
+    once = term("gather", variable("z", Tensor("float32", (1, 6))), ROWS, axis=0)
+    assert index_map(once).rows == ()
+    first = term(
+        "slice",
+        term("concat", term("gather", X, ROWS, axis=0), X, axis=0),
+        starts=(3,),
+        ends=(5,),
+        axes=(0,),
+        steps=(1,),
+    )
+    assert index_map(first).sources == (X,)
+
+
 def test_conditions_that_always_hold_are_left_out():
     (piece,) = index_map(term("slice", padded(X, (1, 0, 1, 0)), starts=(1,), ends=(5,), axes=(0,), steps=(1,))).pieces
     assert piece.conditions == ()

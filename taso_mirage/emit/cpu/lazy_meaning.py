@@ -7,7 +7,7 @@ chosen in `loop_schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -35,12 +35,14 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     own_axes,
     view_of,
 )
+from taso_mirage.emit.cpu.mapped_tensors import parted, values_at
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
 from taso_mirage.ir.mugraph import usual_size
-from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype
+from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
+from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning
 from taso_mirage.meanings.shapes import SHAPES
 
 _CONVERSIONS = {
@@ -209,8 +211,33 @@ class LazyMeaning(Meaning[LoopValue]):
         axes[axis] = begin, ((axis, step),)
         return view_of(a, shape, axes)
 
+    def pad(
+        self,
+        a: LoopValue,
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: float = 0,
+        interior: Sequence[int] | None = None,
+    ) -> LoopValue:
+        return self._moved(lambda m, x: m.pad(x, low, high, value, interior), a)
+
+    def window(
+        self, a: LoopValue, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> LoopValue:
+        return self._moved(lambda m, x: m.window(x, axes, sizes, strides, dilations), a)
+
+    def take(self, a: LoopValue, indices: LoopValue, axis: int) -> LoopValue:
+        return self._moved(lambda m, x, rows: m.take(x, rows, axis), a, indices)
+
+    def _moved(self, move: Callable[..., IndexMap], *args: LoopValue) -> LoopValue:
+        """The elements of a primitive that moves those of its operands, by its index map."""
+        nodes = [variable(f"x{i}", Tensor(x.dtype, x.shape)) for i, x in enumerate(args)]
+        meaning = IndexMapMeaning()
+        found, sources = move(meaning, *map(meaning.leaf, nodes)), dict(zip(nodes, args, strict=True))
+        return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
+
     def __getattribute__(self, name: str) -> Any:
-        if name in ("cumulate", "pad", "window", "take", "take_along"):
+        if name in ("cumulate", "take_along"):
             raise Unsupported(f"the primitive {name} has no C++ in a kernel; keep its operator outside of kernels")
         return super().__getattribute__(name)
 
