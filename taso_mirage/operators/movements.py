@@ -104,7 +104,7 @@ def is_index_map(node: Node, found: IndexMap) -> bool:
     indices = {n for gather in below if gather.op == "gather" for n in topological([gather.args[1]])}
     first = 1.0
     for leaf in [n for n in below if not n.args and n not in indices]:
-        arrays[leaf] = first + np.arange(prod(leaf.shape), dtype=np.float64).reshape(leaf.shape)
+        arrays[leaf] = first + np.arange(prod(map(int, leaf.shape)), dtype=np.float64).reshape(leaf.shape)
         first += arrays[leaf].size
     try:
         made = moved_elements(replace(found, dtype="float64"), arrays)
