@@ -30,7 +30,7 @@ from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.movements import is_moved
+from taso_mirage.operators.movements import index_map, is_index_map, is_moved
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
@@ -42,6 +42,8 @@ MOVING = ("slice", "concat", "pad", "gather")
 """The operators that move elements between axes; others are defined by them."""
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
+NUMBERED = 2**22
+"""The largest number of elements of an operand whose index map is compared at each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,21 @@ class MovedGoal:
             self.goal.inputs, substitute(graph.outputs, dict(zip(self.core.inputs, self.operands, strict=True)))
         )
 
+    def is_equal(self) -> bool:
+        """Whether the core over its operands is proved equal to the goal; for gathers, of which the
+        prover knows too little, whether their numbers are equal at the sizes that they have. And
+        whether the index map of each operand gives its elements."""
+        other = self.restored(self.core)
+        if not isinstance(prove_symbolic(self.goal.outputs, other.outputs), Proved):
+            few = sum(work(n, {}).flops for n in (*self.goal, *other) if n.args) <= COMPUTED
+            if not few or not same_results(self.goal, other):
+                return False
+        return all(is_index_map(x, index_map(x)) for x in self.operands if x.args and prod(x.shape) <= NUMBERED)
+
 
 @lru_cache(maxsize=1024)
 def moved_goal(goal: Graph) -> MovedGoal:
-    """The goal with its movements at the operands, proved or computed to be equal to it.
+    """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
 
     Raises Unsupported, which names the operator and what is missing, where a movement does not
     reach the operands.
@@ -78,26 +91,14 @@ def moved_goal(goal: Graph) -> MovedGoal:
     whole = inlined(goal.outputs)
     if not any(n.op in MOVING for n in topological(whole)):
         return same
-    pushing = _Pushing()
+    pushing = _Pushing(frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight")))
     outputs = tuple([pushing.built(output) for output in whole])
     if outputs == whole:
         return same
     read = [n for n in topological(outputs) if n.op == "input"]
     given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
     inputs = tuple([leaf for leaf in given if leaf in read])
-    made = MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
-    if not _is_same(goal, made.restored(made.core)):
-        raise Unsupported("the movements of the graph are not proved equal at its operands")
-    return made
-
-
-def _is_same(goal: Graph, other: Graph) -> bool:
-    """Whether two graphs over the same inputs are proved equal; for gathers, of which the prover
-    knows too little, whether their numbers are equal at the sizes that they have."""
-    if isinstance(prove_symbolic(goal.outputs, other.outputs), Proved):
-        return True
-    few = sum(work(n, {}).flops for n in (*goal, *other) if n.args) <= COMPUTED
-    return few and same_results(goal, other)
+    return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
 
 
 def core_labels(goal: Graph) -> Labelled:
@@ -110,8 +111,9 @@ def core_labels(goal: Graph) -> Labelled:
 
 @dataclass(slots=True)
 class _Pushing:
-    """`operands`: the input of the core for each movement term."""
+    """`operands`: the input of the core for each movement term; its name is none of `names`."""
 
+    names: frozenset[str]
     operands: dict[Node, Node] = field(default_factory=dict)
     built_: dict[Node, Node] = field(default_factory=dict)
     _pushed: dict[tuple[Node, int, bytes], Node] = field(default_factory=dict)
@@ -143,8 +145,10 @@ class _Pushing:
         """The input of the core for a movement of inputs."""
         if moved not in self.operands:
             names = sorted({n.attr("name") for n in topological([moved]) if n.op in ("input", "weight")})
-            name = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
-            self.operands[moved] = variable(name, moved.tensor)
+            said = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
+            while said in self.names:
+                said += "_"
+            self.operands[moved] = variable(said, moved.tensor)
         return self.operands[moved]
 
     # ------------------------------------------------------------ movements of computed terms
