@@ -13,7 +13,7 @@ from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate
 from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
 from taso_mirage.meanings.conditions import Conditions
-from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position
+from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position, row_numbers
 from taso_mirage.operators.interpret import interpret_term
 
 Array = NDArray[Any]
@@ -69,8 +69,7 @@ def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
     for name, row in found.rows:
         read, at = np.zeros(shape, np.int64), here(row.conditions)
         read[at] = arrays[row.source][tuple([numbers(e)[at] for e in row.index])]
-        count = int(row.count)
-        names[name] = np.clip(np.where(read < 0, read + count, read), 0, count - 1)
+        names[name] = row_numbers(read, int(row.count))
     made = np.full(shape, 0 if found.fill is None else found.fill, numpy_dtype(found.dtype))
     times = np.zeros(shape, np.int64)
     for piece in found.pieces:
