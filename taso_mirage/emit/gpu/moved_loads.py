@@ -164,8 +164,9 @@ class MovedLoad:
 
     def _flat(self, source: Node, index: Sequence[Dim]) -> Dim:
         """The number of an element in memory."""
-        constant, found = source.op == "constant", 0
-        own = strides(source.shape, range(len(source.shape))) if constant else self.buffers[source].strides
+        found: Dim = 0
+        dense = strides(source.shape, range(len(source.shape)))
+        own = self.buffers[source].strides if source in self.buffers else dense
         for e, stride in zip(index, own, strict=True):
             found = found + e * stride
         return found

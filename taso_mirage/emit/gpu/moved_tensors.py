@@ -34,9 +34,10 @@ class MovedTensor:
     def dims(self) -> Iterator[Dim]:
         """The indices, conditions and counts that its loads compute with, and the strides of its
         sources."""
-        for each in (*self.map.pieces, *(row for _, row in self.map.rows)):
-            yield from (*each.index, *each.conditions)
-        yield from (row.count for _, row in self.map.rows)
+        for piece in self.map.pieces:
+            yield from (*piece.index, *piece.conditions)
+        for _, row in self.map.rows:
+            yield from (*row.index, *row.conditions, row.count)
         yield from (stride for buffer in self.buffers.values() for stride in buffer.strides)
 
 
