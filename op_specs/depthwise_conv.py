@@ -6,7 +6,7 @@ et al., MobileNets, 2017, section 3.1, has the operator; nothing in it is a prod
 """
 
 from op_specs.conv import conv
-from op_specs.shifted_conv import followed, nothing_follows, squared
+from op_specs.epilogues import followed, nothing_follows, squared
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph
 from taso_mirage.operators.ops import Ints, op

@@ -2,7 +2,7 @@
 kernels for a GPU have it."""
 
 from op_specs.conv_transpose import conv_transpose
-from op_specs.shifted_conv import followed, nothing_follows, squared
+from op_specs.epilogues import followed, nothing_follows, squared
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph
 from taso_mirage.operators.ops import Ints, op

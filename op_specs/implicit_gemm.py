@@ -6,9 +6,10 @@ import numpy as np
 from op_specs.activations import relu as rectified
 from op_specs.arithmetic import add
 from op_specs.conv import check_bias
+from op_specs.epilogues import followed, raised
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.terms import Literal, numpy_dtype
+from taso_mirage.ir.terms import Graph, Literal, numpy_dtype
 from taso_mirage.operators.ops import Ints, op
 
 
@@ -19,7 +20,7 @@ def implicit_gemm(
     w,
     b=None,
     z=None,
-    *,
+    *others,
     strides: Ints,
     pads: Ints,
     dilations: Ints,
@@ -27,9 +28,11 @@ def implicit_gemm(
     merged: int = 1,
     block: Ints = (64, 64, 64, 0),
     relu: int = 0,
+    body: Graph | None = None,
 ):
-    """(n,h,w,g*c), (i,j,c,g*o), (g*o), (n,h',w',g*o) -> (n,h',w',g*o): conv of x and w with
-    channels last, then z is added, then relu.
+    """(n,h,w,g*c), (i,j,c,g*o), (g*o), (n,h',w',g*o), tensors -> (n,h',w',g*o): conv of x and w
+    with channels last, then z is added, then relu, then the epilogue `body` of the result and the
+    other tensors.
 
     `merged`: so many groups are one matrix, with zeros where a group would see the channels of
     another. `block`, which changes nothing: how many results' pixels and columns a block of the
@@ -58,7 +61,7 @@ def implicit_gemm(
         if xp.shape(z) != xp.shape(y):
             raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
         y = add(xp, y, z)
-    return rectified(xp, y) if relu else y
+    return followed(xp, rectified(xp, y) if relu else y, others, body)
 
 
 def _dense(xp, w, group: int, merged: int):
@@ -89,3 +92,6 @@ implicit_gemm.example(
     relu=1,
 )
 implicit_gemm.example("float32[1,7,7,2]", "float32[3,3,2,2]", strides=(1, 1), pads=(2, 0, 1, 2), dilations=(2, 2))
+implicit_gemm.example(
+    "float32[2,5,5,4]", "float32[3,3,1,4]", "float32[4]", None, "float32[2,1,1,4]", **_SAME, group=4, body=raised()
+)

@@ -8,14 +8,13 @@ convolution the elements that a pixel of the result sees depend on the pixel (it
 sums of other products of the same row.
 """
 
-from op_specs.arithmetic import add, mul
 from op_specs.conv import conv
 from op_specs.conv_transpose import conv_transpose
+from op_specs.epilogues import followed, nothing_follows, squared
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.ir.terms import Graph
 from taso_mirage.operators.ops import Ints, op
 
 
@@ -50,31 +49,6 @@ def shifted_conv(
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}
     y = conv_transpose(xp, x, whole, **attrs, output_padding=extra) if extra else conv(xp, x, whole, **attrs)
     return followed(xp, y, others, body)
-
-
-def followed(xp, y, others, body: Graph):
-    """A convolution `y`, and the result of `body` on it and on other tensors."""
-    if len(body.inputs) != 1 + len(others) or len(body.outputs) != 1:
-        raise IllTyped(f"{len(others)} tensors and a convolution, for a body of {len(body.inputs)}")
-    values = dict(zip(body.inputs, (y, *others), strict=True))
-    for node in body:
-        if node not in values:
-            values[node] = interpret_term(node, xp, [values[a] for a in node.args])
-    if xp.shape(values[body.outputs[0]]) != xp.shape(y):
-        raise IllTyped(f"what follows a convolution of {xp.shape(y)} is of {xp.shape(values[body.outputs[0]])}")
-    return values[body.outputs[0]]
-
-
-def squared(*shape):
-    """y + b, squared."""
-    y, b = variable("y", Tensor("float32", (1, *shape))), variable("b", Tensor("float32", (1, shape[0], 1, 1)))
-    added = add.term(y, b)
-    return Graph((y, b), (mul.term(added, added),))
-
-
-def nothing_follows(*shape):
-    y = variable("y", Tensor("float32", (1, *shape)))
-    return Graph((y,), (y,))
 
 
 _SAME = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}

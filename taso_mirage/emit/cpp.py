@@ -34,6 +34,7 @@ from operator import mul
 
 from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
+from taso_mirage.emit.cpu.mapped_tensors import operand_sources
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
 from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
@@ -54,7 +55,8 @@ from taso_mirage.emit.statements import (
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, users
+from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
@@ -79,8 +81,9 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
             raise InvalidOption(f"{name!r} is no name of a C function")
         made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
+    maps = [map_header()] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
     free = [free_header()] if any(has_free_sizes(graph) for graph in graphs.values()) else []
-    return "\n".join([heads + NOTE, vector_header(), *free, *headers(graphs.values()), *_tables(lazy), *made])
+    return "\n".join([heads + NOTE, vector_header(), *maps, *free, *headers(graphs.values()), *_tables(lazy), *made])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class CppProgram:
     def __post_init__(self) -> None:
         self.names = size_names([x.shape for x in self.graph.inputs])
         self.places = Places(self.graph)
+        self.readers = users(self.graph)
         self.prepared = PreparedCalls(self.places)
 
     def source(self) -> str:
@@ -156,12 +160,16 @@ class CppProgram:
                 self._run_prepared()
             if prepares(node):
                 self.functions.append(self.prepared.add(node, self._fresh()).declaration)
-            elif node.op not in ("input", "item", "constant") and node is not ABSENT:
+            elif node.op not in ("input", "item", "constant") and node is not ABSENT and not self._unread(node):
                 self._kernel(node)
         self._run_prepared()
         for i, output in enumerate(self.graph.outputs):
             self._delivered(i, output)
         return "\n".join(["\n\n".join(self.functions), "", *self._entry()]) + "\n"
+
+    def _unread(self, node: Node) -> bool:
+        """Whether a term only moves elements, and nothing reads the moved ones in memory."""
+        return is_moved(node) and node not in self.graph.outputs and not any(map(prepares, self.readers.get(node, ())))
 
     def _fresh(self) -> str:
         return f"{self.name}_{len(self.functions)}"
@@ -169,7 +177,7 @@ class CppProgram:
     def _kernel(self, node: Node) -> None:
         if node.op == "weight":
             raise Unsupported(f"the weight {node.attr('name')} of a muGraph; make it an input")
-        operands = [arg for arg in dict.fromkeys(node.args) if arg is not ABSENT and arg.op != "constant"]
+        operands = [arg for arg in operand_sources(node) if arg.op != "constant"]
         results = self.places.results(node)
         types = [*(self.places.of(arg)[1] for arg in operands), *(type for _, type in results)]
         name, tensors = self._fresh(), f"tensors_{len(self.functions)}"
@@ -226,6 +234,12 @@ class CppProgram:
 def vector_header() -> str:
     """Elementary functions, dot products, and the loop over a grid, which every source contains."""
     return files("taso_mirage.emit.cpu").joinpath("vector.h").read_text()
+
+
+@cache
+def map_header() -> str:
+    """The header of sources that read elements by index maps."""
+    return files("taso_mirage.emit.cpu").joinpath("index_maps.h").read_text()
 
 
 @cache

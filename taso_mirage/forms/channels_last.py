@@ -1,5 +1,5 @@
-"""Convolutions as kernels for a GPU: with channels last, in half precision, with the sum and the
-relu that follow.
+"""Convolutions as kernels for a GPU: with channels last, in half precision, with the elementwise
+operators that follow.
 
 Libraries are fast for convolutions of many channels, but far from the memory limit for groups of
 few channels, and they run sums and activations as separate kernels. A goal is one term,
@@ -21,19 +21,21 @@ from numpy.typing import NDArray
 
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
+from taso_mirage.emit.gpu.epilogue import writes_function
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
+from taso_mirage.forms.base.epilogues import following, of_results_or_channels, scalar_function
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
-from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights
-from taso_mirage.forms.base.members import followed_convolution
+from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights, of_channels
+from taso_mirage.forms.base.members import summed_and_rectified
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
-from taso_mirage.rewriting.forms import ADDED, RegionPattern
+from taso_mirage.rewriting.forms import RegionPattern
 from taso_mirage.verdicts import Evidence, Failure
 
 BLOCK = (64, 64, 64, 0)
@@ -75,6 +77,9 @@ class ChannelsLastConvolution:
     merged: int
     """The number of groups that are merged in the model, whose weights have zeros for them."""
     relu: bool
+    others: tuple[Node, ...] = ()
+    body: Graph | None = None
+    """The function of the result and the other tensors, if more follows than a sum and a relu."""
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
     large, once, joins = True, False, False
@@ -96,12 +101,13 @@ class ChannelsLastConvolution:
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
         """The term with this number of merged groups and this block size."""
-        how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
-        return term(OPERATOR, self.x, self.w, self.b, self.z, **self.attrs, **how)
+        how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu), "body": self.body}
+        return term(OPERATOR, self.x, self.w, self.b, self.z, *self.others, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
         """This convolution with few channels, groups and pixels, whose last pixels are cut in the
-        same way; and its goal, in operators of ONNX."""
+        same way; and its goal, in operators of ONNX. The function `body` is the same terms in both
+        and is left out."""
         group = min(self.group // merged, 2) * merged
         own = 1 if self.merged == 1 else group
         *kernel, c, o = (int(n) for n in self.w.shape)
@@ -153,7 +159,7 @@ class ChannelsLastConvolution:
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save: the movement of sums and activations, and the time of
         libraries for groups. None of one group that is bound by operations."""
-        given = [each for each in (self.x, self.w, self.z) if each is not ABSENT]
+        given = [each for each in (self.x, self.w, self.z, *self.others) if each is not ABSENT]
         memory = sum(size(each.type) for each in (*given, self.goal())) / device.bandwidth
         if self.group > 1:
             return GROUPED * memory
@@ -178,7 +184,7 @@ def read_convolution(goal: Graph) -> ChannelsLastConvolution | None:
     (node,) = goal.outputs
     x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
     attrs: dict[str, Any] = {name: value for name, value in node.attrs if name != "block"}
-    return ChannelsLastConvolution(x, w, b, z, **{**attrs, "relu": bool(attrs["relu"])})
+    return ChannelsLastConvolution(x, w, b, z, others=node.args[4:], **{**attrs, "relu": bool(attrs["relu"])})
 
 
 def is_half_convolution(node: Node) -> bool:
@@ -194,12 +200,14 @@ def is_half_convolution(node: Node) -> bool:
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
-    return followed_convolution(node, users, wanted) if is_half_convolution(node) else []
+    if not is_half_convolution(node):
+        return []
+    return following(node, users, wanted, of_results_or_channels, writes_function, position)
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
     """A convolution with its epilogue, whose last term the others read."""
-    conv, *following = members
+    conv = members[0]
     x, w = conv.args[:2]
     b = _bias(conv, model)
     array, whole = model.weights[w.attr("name")].numpy(), conv.attr("group")
@@ -212,13 +220,27 @@ def _converted(members: Sequence[Node], model: Conversion) -> Node:
 
     own = model.weight(f"channels_last_{group}_{merged}", packed, w, stands_for)
     model.originals[dense_weights(own, group, merged)] = w
-    others = [a for n in following if ADDED.match(n) is not None for a in n.args if a is not conv]
-    image, *more = (term("transpose", model.done[each], perm=LAST) for each in (x, *others))
-    z = more[0] if more else ABSENT
+    z, relu, others, body = ABSENT, False, [], None
+    if (usual := summed_and_rectified(members)) is not None:
+        z, relu = usual
+    else:
+        function = scalar_function(members)
+        others, body = [_with_channels_last(each, model) for each in function.others], function.body
+    image, z = (each if each is ABSENT else term("transpose", model.done[each], perm=LAST) for each in (x, z))
     strides, pads, dilations = (conv.attr(name) for name in ("strides", "pads", "dilations"))
-    relu = len(following) > len(others)
-    made = ChannelsLastConvolution(image, own, b, z, strides, pads, dilations, group, merged, relu)
+    attrs = (strides, pads, dilations, group, merged, relu, tuple(others), body)
+    made = ChannelsLastConvolution(image, own, b, z, *attrs)
     return term("transpose", made.goal(), perm=FIRST)
+
+
+def _with_channels_last(operand: Node, model: Conversion) -> Node:
+    """An operand of an epilogue: a computed tensor, or a weight with a number for each channel."""
+    if operand.op != "weight":
+        return term("transpose", model.done[operand], perm=LAST)
+    array = model.weights[operand.attr("name")].numpy().reshape(-1)
+    own = model.weight("channels", array, operand, lambda made: model.originals.get(of_channels(made)))
+    model.originals[of_channels(own)] = operand
+    return own
 
 
 def _bias(conv: Node, model: Conversion) -> Node:

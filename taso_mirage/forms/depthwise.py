@@ -236,7 +236,8 @@ class DepthwiseFunction(FusedFunction):
         size = self.deep.result * self.area_y
         image = self.channels * size
         for name in self.epilogue.of_channels:
-            yield let(f"{name}_tile", tl.load(v[name] + v.channel, v.there))
+            place = self.epilogue.channel(name, v.image, v.channel)
+            yield let(f"{name}_tile", tl.load(v[name] + place, v.there))
         yield let("at_y", (v.plane * self.area_y + v.top * self.row.result + v.pixel)[None, :])
         yield let("at_y", self._alone((v.channel * size)[:, None] + v.at_y))
         for r in range(self.rows):

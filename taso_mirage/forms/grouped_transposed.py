@@ -168,9 +168,12 @@ class GroupedTransposedFunction(FusedFunction):
     def _ends(self) -> Iterator[Statement]:
         """The epilogue and the store."""
         yield let("place", (v.channel * self.volume_y)[:, None] + v.position[None, :])
+        if self.epilogue.of_images:
+            yield let("number", v.image)
         yield let("image", v.image * (self.channels * self.volume_y))
         for name in self.epilogue.of_channels:
-            yield let(f"{name}_tile", tl.load(v[name] + v.channel, v.there))
+            place = self.epilogue.channel(name, v.number, v.channel)
+            yield let(f"{name}_tile", tl.load(v[name] + place, v.there))
         for name in self.epilogue.of_results:
             yield let(f"{name}_tile", tl.load(v[name] + v.image + v.place, v.kept))
         yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)

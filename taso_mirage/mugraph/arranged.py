@@ -25,6 +25,7 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.mugraph.goal import BYTES, Labelled, is_packed, stored_leaf
 from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.moved_goal import moved_goal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
@@ -64,7 +65,9 @@ class ArrangedGoal:
 
 def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
     """A goal over pre-transposed weights, if some of the terms `given` are such weights of a model;
-    None if nothing is gained."""
+    None if nothing is gained, or if parts of them are read."""
+    if moved_goal(goal).moves:
+        return None
     perms = turns(label(goal), given)
     leaves, outputs = _turned_back(goal, perms)
     known = {leaf for leaf, node in zip(leaves, given, strict=True) if is_named_weight(node)}

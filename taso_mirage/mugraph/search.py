@@ -30,6 +30,7 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.moved_goal import moved_goal
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.mugraph.structures import Limits, plans
@@ -135,14 +136,18 @@ class Search:
     ) -> None:
         if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
-        refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
+        self.moved = moved_goal(goal)
+        if self.moved.moves and not self.moved.is_equal():
+            raise Unsupported("the movements of the graph are not proved equal at its operands")
+        self.core = self.moved.core
+        refuse(self.core)
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.closures: dict[str | None, Closure] = {}
         self.folded = not device.general
-        self.labelled = label(goal)
+        self.labelled = label(self.core)
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.free = None if free is None else free.labels(self.labelled)
@@ -152,7 +157,7 @@ class Search:
 
     def _join(self) -> None:
         """Dims that lie side by side as one, if the goal is the same so at small sizes."""
-        before, joined = self.labelled, label(self.goal, None, self.runs)
+        before, joined = self.labelled, label(self.core, None, self.runs)
         sizes = sizes_apart(before, 0)
         wanted, _ = resized_goal(before, sizes)
         whole = {run[0]: prod(sizes[x] for x in run) for run in self.runs}
@@ -275,7 +280,8 @@ class Search:
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
-        return FoundMuGraph(graph, self.goal, candidate.seconds, self.device.name, evidence, warps, free)
+        whole = self.moved.restored(graph)
+        return FoundMuGraph(whole, self.goal, candidate.seconds, self.device.name, evidence, warps, free)
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
@@ -293,7 +299,7 @@ class Search:
 
         closure = self.closures.get(split)
         if closure is None:
-            goal = self.labelled if split is None else label(self.goal, split, self.runs)
+            goal = self.labelled if split is None else label(self.core, split, self.runs)
             closure = self.closures[split] = close(goal, seed=self.seed, progress=closing)
             self.statistics.classes += len(closure.classes)
             self.statistics.edges += sum(map(len, closure.edges))

@@ -25,7 +25,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.arranged import over_inputs
 from taso_mirage.mugraph.free import FreeSizes
-from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.moved_goal import core_labels
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
 from taso_mirage.regions.canonical import canonical_region
@@ -88,7 +88,7 @@ def batched_kind(site: RegionSite, whole: Graph, free: set[str], known: Known) -
         return None
     try:
         goal = resized(site, dict.fromkeys(free, 1))
-        label(goal)  # as the search will
+        core_labels(goal)  # as the search will
         if _shared(goal, batch) > _own(goal, batch):
             return None
         key = goal, resized(site, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1

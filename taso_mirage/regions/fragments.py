@@ -36,7 +36,8 @@ from taso_mirage.ir.terms import (
     variable,
 )
 from taso_mirage.mugraph.goal import LOADED, MADE
-from taso_mirage.mugraph.labels import Labelled, label
+from taso_mirage.mugraph.labels import Labelled
+from taso_mirage.mugraph.moved_goal import core_labels
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
@@ -235,7 +236,7 @@ class _Growing:
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
             try:
-                self.labels[graph] = label(graph)
+                self.labels[graph] = core_labels(graph)
             except (TasoMirageError, LookupError, TypeError, ValueError):
                 self.labels[graph] = None
         return self.labels[graph]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
 from taso_mirage.mugraph.labels import Labelled
+from taso_mirage.mugraph.moved_goal import core_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ def groups(labelled: Labelled) -> list[tuple[int, ...]]:
     return [tuple(places) for places in found.values()]
 
 
-def fused_goals(labelled: Labelled) -> list[FusedGoal]:
+def fused_goals(goal: Graph) -> list[FusedGoal]:
     """The lanes of a goal; equal ones are the same graph."""
-    return [_lane(labelled.graph, places) for places in groups(labelled)]
+    return [_lane(goal, places) for places in groups(core_labels(goal))]
 
 
 def together(

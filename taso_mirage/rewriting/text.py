@@ -28,6 +28,10 @@ from taso_mirage.rewriting.patterns import REST
 # ---------------------------------------------------------------- graphs
 
 
+FUNCTIONS = frozenset({"body", "prologue"})
+"""Attributes that are functions of elements; one that a term lacks is not written."""
+
+
 def show_graph(graph: Graph, name: str = "graph", names: Mapping[Node, str] | None = None, short: bool = False) -> str:
     """A graph as a Python function, one term a line; the bodies of its kernels are functions inside
     it.
@@ -62,7 +66,8 @@ def show_graph(graph: Graph, name: str = "graph", names: Mapping[Node, str] | No
 def _show_term(node: Node, args: list[str], bodies: Mapping[Graph, str], short: bool = False) -> str:
     if node.op in ("weight", "input"):
         return f"{node.op}({node.attr('name')!r}, {_show_type(node.tensor)})"
-    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v, short)}" for k, v in node.attrs]
+    given = [(k, v) for k, v in node.attrs if v is not None or k not in FUNCTIONS]
+    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v, short)}" for k, v in given]
     if node.op == "opaque":
         attrs.append(f"type={_show_types(node.type)}")
     return f"{node.op}({', '.join([*args, *attrs])})"

@@ -81,6 +81,11 @@ int cuPointerGetAttribute(void* value, int, unsigned long long pointer) {
   return place(reinterpret_cast<char*>(pointer)) == "unknown" ? INVALID : 0;
 }
 int cuStreamCreate(void** stream, unsigned) { return *stream = &primary, 0; }
+int cuStreamDestroy_v2(void*) { return 0; }
+int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cuEventCreate(void** event, unsigned) { return *event = &primary, 0; }
+int cuEventRecord(void*, void*) { return 0; }
+int cuEventDestroy_v2(void*) { return 0; }
 int cuStreamSynchronize(void*) { return 0; }
 int cuStreamBeginCapture_v2(void*, int) { return 0; }
 int cuStreamEndCapture(void*, void** graph) { return *graph = &primary, 0; }

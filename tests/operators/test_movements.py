@@ -56,9 +56,11 @@ def random_movement(rng, node):
         case 4:
             return term("transpose", node, perm=tuple(int(i) for i in rng.permutation(len(shape))))
         case 5:
-            factors = [k for k in range(1, int(np.prod(shape)) + 1) if np.prod(shape) % k == 0]
-            first = int(rng.choice(factors))
-            return term("reshape", node, shape=(first, int(np.prod(shape)) // first))
+            left, dims = int(np.prod(shape)), list[int]()
+            for _ in range(3):
+                dims.append(int(rng.choice([k for k in range(1, left + 1) if left % k == 0])))
+                left //= dims[-1]
+            return term("reshape", node, shape=(*dims, left))
         case 6:
             rows = constant(rng.integers(-n, n, 3).astype(np.int64))
             return term("gather", node, rows, axis=axis)
@@ -83,12 +85,30 @@ def test_a_chain_of_movements_is_its_index_map(seed):
     same(node)
 
 
+def test_a_reshape_without_elements_is_refused() -> None:
+    assert not is_moved(term("reshape", variable("none", Tensor("float32", (2, 0, 3))), shape=(0, 5)))
+
+
 def test_rows_of_an_input_wrap_and_are_clamped():
     same(term("gather", X, ROWS, axis=0))
     found = moved_elements(
         index_map(term("gather", X, ROWS, axis=0)), {X: np.arange(24).reshape(4, 6), ROWS: np.array([9, -9, -1])}
     )
     assert found[:, 0].tolist() == [18, 0, 18]
+
+
+def test_rows_that_no_element_needs_are_not_read():
+    once = term("gather", variable("z", Tensor("float32", (1, 6))), ROWS, axis=0)
+    assert index_map(once).rows == ()
+    first = term(
+        "slice",
+        term("concat", term("gather", X, ROWS, axis=0), X, axis=0),
+        starts=(3,),
+        ends=(5,),
+        axes=(0,),
+        steps=(1,),
+    )
+    assert index_map(first).sources == (X,)
 
 
 def test_conditions_that_always_hold_are_left_out():

@@ -28,7 +28,6 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.checkpoint import to_json
-from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
@@ -323,7 +322,7 @@ def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
     made = model(term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0)))
     (kind,), out = sample_regions(made, {"n": 5}, True)
-    parts = fused_goals(label(kind.goal))
+    parts = fused_goals(kind.goal)
     assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False)))
     found = [Search(lane.graph, SearchOptions(), H100).run(1, 60.0)[0].graph for lane in parts]
     schedules = [[asdict(each.schedule) for each in triton.program(g).launches] for g in found]

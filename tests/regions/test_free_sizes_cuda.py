@@ -35,7 +35,6 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import FreeSizes
-from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -324,7 +323,7 @@ def test_lanes_with_free_sizes_become_one_record() -> None:
     kind = free_kind(site, resized(site, sizes), sizes, {})
     assert kind is not None
     assert kind.free is not None
-    parts = fused_goals(label(kind.goal))
+    parts = fused_goals(kind.goal)
     assert len(parts) == 2
     made = []
     for lane in parts:

@@ -26,7 +26,6 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.checkpoint import from_json, to_json
-from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -80,7 +79,7 @@ def only(made: Model, count: int) -> Graph:
 
 def test_results_of_other_labels_are_lanes_of_one_region() -> None:
     goal = only(model(*projections()), 4)
-    parts = fused_goals(label(goal))
+    parts = fused_goals(goal)
     assert [operators(p.graph) for p in parts] == [["skip_rms_norm_sum", "matmul"]] * 3 + [["skip_rms_norm_sum"]]
     assert sorted(i for part in parts for i in part.results) == [0, 1, 2, 3]
     assert parts[1].graph == parts[2].graph != parts[0].graph  # so they are searched once
@@ -89,7 +88,7 @@ def test_results_of_other_labels_are_lanes_of_one_region() -> None:
 
 def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
     for count, wanted in ((1, {1}), (3, {1, 3}), (4, {4})):
-        assert {len(fused_goals(label(goal))) for goal in fragments(model(*projections()), {}, count)} == wanted
+        assert {len(fused_goals(goal)) for goal in fragments(model(*projections()), {}, count)} == wanted
 
 
 def test_no_two_lanes_compute_the_same_product() -> None:
@@ -112,7 +111,7 @@ def test_a_chain_that_others_read_is_no_lane() -> None:
 
 def joined() -> tuple[Graph, dict[str, Any]]:
     goal = only(model(*projections()), 4)
-    parts = fused_goals(label(goal))
+    parts = fused_goals(goal)
     records = []
     for i, part in enumerate(parts):
         found = superoptimize(part.graph, best=1, budget=20, device=H100)[0].graph
@@ -141,7 +140,7 @@ def values(graph: Graph, given: list[Any]) -> list[Any]:
 
 def test_every_kernel_keeps_its_schedule() -> None:
     goal, record = joined()
-    graph, parts = from_json(record["mugraph"]), fused_goals(label(goal))
+    graph, parts = from_json(record["mugraph"]), fused_goals(goal)
     made = [n for n in graph if n.op == "kernel"]
     assert len(made) == 4
     for i, part in enumerate(parts):
@@ -154,7 +153,7 @@ def test_every_kernel_keeps_its_schedule() -> None:
 
 def test_lanes_of_other_goals_do_not_go_together() -> None:
     goal = only(model(*projections()), 4)
-    parts = fused_goals(label(goal))
+    parts = fused_goals(goal)
     with pytest.raises((TypeError, ValueError)):
         together(goal, parts, [parts[0].graph] * 4)
 
@@ -206,7 +205,7 @@ def test_every_back_end_joins_lanes() -> None:
     back end it has."""
     assert (CpuLowering.lanes, GPU.lanes) == (1, 4)
     goal = only(model(*projections()), 4)
-    parts = fused_goals(label(goal))
+    parts = fused_goals(goal)
     records = [
         {"mugraph": to_json(superoptimize(p.graph, best=1, budget=20, device=CPU_DEVICE)[0].graph)} for p in parts
     ]

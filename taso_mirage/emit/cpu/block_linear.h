@@ -167,7 +167,7 @@ struct BlockLinear {
     const size_t low = rows / tiles, longer = rows % tiles;
     for (size_t i = part * tiles / PARTS; i < (part + 1) * tiles / PARTS; ++i) {
       const size_t row = i * low + (i < longer ? i : longer);
-      if constexpr (FREE) with_rows<ROWS>(i < longer ? low + 1 : low, [&](auto count) { f(row, count); });
+      if constexpr (FREE) with_constant<ROWS>(i < longer ? low + 1 : low, [&](auto count) { f(row, count); });
       else if (i < Floats::LONG) f(row, std::integral_constant<size_t, Floats::SHORT + (Floats::LONG > 0)>());
       else f(row, std::integral_constant<size_t, Floats::SHORT>());
     }

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
-from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, Strides, contiguous
+from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LoopValue, Strides, contiguous
 from taso_mirage.emit.cpu.loop_bodies import CarriedValues, LoweredBody
 from taso_mirage.emit.cpu.loop_schedule import LoopSchedule, Memory, Root
+from taso_mirage.emit.cpu.mapped_tensors import MovedTile, operand_sources, parted, values_at
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
 from taso_mirage.emit.cpu.printer import static_cast, swept
 from taso_mirage.emit.statements import (
@@ -31,10 +32,11 @@ from taso_mirage.emit.statements import (
     when,
 )
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Dim, Shape, symbol
 from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor
 from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.movements import index_map, is_moved
 from taso_mirage.operators.ops import traits
 
 STACK = 65_536
@@ -71,7 +73,8 @@ class CppKernelFunction:
         sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
         sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
         kernel = traits(self.node).lowering is Lowering.KERNEL
-        computed = (self._kernel if kernel else self._ordinary)(dict(zip(operands, given, strict=True)), results)
+        memory = self._sources(dict(zip(operands, given, strict=True)))
+        computed = (self._kernel if kernel else self._ordinary)(memory, results)
         shown = f"grid {self.node.attr('grid')}, loop {self.node.attr('loop')}" if kernel else self.node.op
         size, rooms, free = self._rooms()
         doc = f"{shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
@@ -106,31 +109,48 @@ class CppKernelFunction:
         self.lazy.tables[name] = literal
         return CppBuffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
 
+    def _sources(self, given: Mapping[Node, CppBuffer]) -> dict[Node, CppBuffer]:
+        """The memory of everything that the kernel reads: tensors, and tables of constants."""
+        constants = [x for x in operand_sources(self.node) if x.op == "constant"]
+        return {**given, **{x: self._constant(x) for x in constants}}
+
     def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
-        args = [
-            None if a is ABSENT else memory[a] if a in memory else self.lazy.constant(a.attr("value"))
-            for a in self.node.args
-        ]
+        args = [None if a is ABSENT else self._operand(a, memory) for a in self.node.args]
         made = interpret_term(self.node, self.lazy, args)
         values = made if isinstance(made, tuple) else (made,)
         return self._stage([(x, r, False) for x, r in zip(values, results, strict=True)])
 
+    def _operand(self, node: Node, memory: Mapping[Node, CppBuffer]) -> LoopValue:
+        """An operand of an ordinary operator."""
+        if is_moved(node):
+            return parted(index_map(node), range(len(node.shape)), lambda part: values_at(part, memory))
+        return self.lazy.constant(node.attr("value")) if node.op == "constant" else memory[node]
+
     def _kernel(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
-        given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
         body: Graph = self.node.attr("body")
         grid, loop = self.node.attr("grid"), self.node.attr("loop")
         if self.node.attr("cluster") != 1:
             raise Unsupported("a cluster of blocks; threads of a CPU exchange nothing")
-        if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
+        if any(overlaps([x.shape for x in self.node.args], body, grid, self.node.attr("imap"))):
             raise Unsupported("blocks that overlap; two threads would write to the same places")
         made, moved, cut = list[Statement](), list[Statement](), list[tuple[Dim, str]]()
-        tiles: dict[Node, CppBuffer] = {}
-        for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
+        tiles: dict[Node, LoopValue] = {}
+        types = {
+            x.name: (register_type if x.name in self.lazy.tables else memory_type)(x.dtype) for x in memory.values()
+        }
+        for i, (leaf, arg) in enumerate(zip(body.inputs, self.node.args, strict=True)):
             imap, fmap = self.node.attr("imap")[i], self.node.attr("fmap")[i]
             cut += [(leaf.shape[axis], f"g{g}") for g, axis in enumerate(imap) if axis >= 0]
+            if is_moved(arg):
+                tile = MovedTile(
+                    f"t{i}", memory, types, leaf.shape, *_starts(arg.shape, leaf.shape, grid, loop, imap, fmap)
+                )
+                tiles[leaf] = tile.value(index_map(arg))
+                made, moved = [*made, *tile.made], [*moved, *tile.moved]
+                continue
+            x = memory[arg]
             tiles[leaf], start, steps = _tile(i, leaf, x, grid, loop, imap, fmap)
-            c = (register_type if x.name in self.lazy.tables else memory_type)(x.dtype)
-            (moved if steps else made).append(Let(tiles[leaf].name, start, f"const {c}* __restrict"))
+            (moved if steps else made).append(Let(f"t{i}", start, f"const {types[x.name]}* __restrict"))
         targets = []
         for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):
             target, start, spare = _result(o, output.tensor, y, grid, self.node.attr("omap")[o])
@@ -141,7 +161,7 @@ class CppKernelFunction:
         return [*_block_indices(grid), *_tiled(cut, made)]
 
     def _staged(
-        self, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], moved: list[Statement]
+        self, tiles: Mapping[Node, LoopValue], targets: Sequence[CppBuffer], moved: list[Statement]
     ) -> list[Statement]:
         """The statements before, in and after the for-loop; those `moved` begin an iteration."""
         body, loop = self.node.attr("body"), self.node.attr("loop")
@@ -228,6 +248,20 @@ def _tile(
         extent[fmap] = tile_stride(extent[fmap], leaf.shape[fmap], loop)
         start += v.iteration * product_factor(extent[fmap] * x.strides[fmap])
     return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, moves
+
+
+def _starts(
+    shape: Shape, tile: Shape, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
+) -> tuple[list[Dim], dict[str, Dim]]:
+    """The position at which a tile begins, and the variables in it with their numbers of values."""
+    extent, starts, counts = list(shape), list[Dim]([0] * len(shape)), dict[str, Dim]()
+    cuts = [(axis, grid[g], f"g{g}") for g, axis in enumerate(imap)]
+    for axis, count, name in [*cuts, (fmap, loop, "iteration")]:
+        if axis >= 0 and count != 1:
+            extent[axis] = tile_stride(extent[axis], tile[axis], count)
+            starts[axis] = starts[axis] + symbol(name) * extent[axis]
+            counts[name] = count
+    return starts, counts
 
 
 def _result(

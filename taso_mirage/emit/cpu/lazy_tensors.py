@@ -9,9 +9,10 @@ from typing import cast
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, dim_product
+from taso_mirage.ir.dims import Dim, dim_product, symbol
 from taso_mirage.ir.mugraph import product_factor
 from taso_mirage.meanings.functions import Function
+from taso_mirage.meanings.index_maps import IndexMap
 
 Strides = tuple[int, ...]
 BufferSizes = tuple[Dim, ...]
@@ -34,6 +35,11 @@ class Affine:
 
     def __mul__(self, k: Dim) -> Affine:
         return Affine(self.constant * k, tuple((name, c * k) for name, c in self.terms) if k != 0 else ())
+
+    @property
+    def dim(self) -> Dim:
+        """The index as a polynomial."""
+        return sum([symbol(name) * k for name, k in self.terms], start=self.constant)
 
     def __str__(self) -> str:
         parts = [name if k == 1 else f"{product_factor(k)} * {name}" for name, k in self.terms]
@@ -155,6 +161,14 @@ class Concat(LoopValue):
     def starts(self) -> list[Dim]:
         sizes = [part.shape[self.axis] for part in self.args]
         return [sum(sizes[:i], start=cast(Dim, 0)) for i in range(len(sizes))]
+
+
+@dataclass(eq=False, slots=True)
+class Mapped(LoopValue):
+    """Elements of the arguments, which have to be in memory, by an index map over
+    `index_map.sources`, in that order."""
+
+    index_map: IndexMap
 
 
 @dataclass(eq=False, slots=True)

@@ -66,14 +66,6 @@ struct Half {
 };
 
 // Where a run gives how many rows there are, M is how many a tile has: then `rows` reads them, and those of a tile are counted at run time.
-template <size_t MOST, class F>
-inline void with_rows(size_t rows, F f) {
-  if constexpr (MOST > 0) {
-    if (rows == MOST) f(std::integral_constant<size_t, MOST>());
-    else with_rows<MOST - 1>(rows, f);
-  }
-}
-
 template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM, bool FREE>
 struct Linear {
   static constexpr size_t VECTORS = COLUMNS / LANES, STRIPS = (N + COLUMNS - 1) / COLUMNS, STRIP = K * COLUMNS, BLOCKS = STRIPS * PARTS;
@@ -141,7 +133,7 @@ struct Linear {
       for (size_t i = part * tiles / PARTS; i < (part + 1) * tiles / PARTS; ++i) {
         const size_t row = i * low + (i < longer ? i : longer);
         const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * tiles / PARTS) * (end - begin) * bytes;
-        with_rows<ROWS>(i < longer ? low + 1 : low, [&](auto count) { tile<F, count>(w + begin * COLUMNS, begin, end, row, first, tensors, next, bytes); });
+        with_constant<ROWS>(i < longer ? low + 1 : low, [&](auto count) { tile<F, count>(w + begin * COLUMNS, begin, end, row, first, tensors, next, bytes); });
       }
     }
   }

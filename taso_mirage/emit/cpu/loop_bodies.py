@@ -117,7 +117,7 @@ class LoweredBody:
         self.phases = loop_phases(self.graph, self.fmap, self.loop)
         self.reads = users(self.graph)
 
-    def values(self, tiles: Mapping[Node, CppBuffer]) -> list[LoopValue]:
+    def values(self, tiles: Mapping[Node, LoopValue]) -> list[LoopValue]:
         """The values of the body's outputs."""
         self.found.update(tiles)
         for node in self.graph:

@@ -18,6 +18,7 @@ from taso_mirage.emit.cpu.buffer_layouts import (
     unmerged,
     without_views,
 )
+from taso_mirage.emit.cpu.index_text import opaque
 from taso_mirage.emit.cpu.lazy_tensors import (
     Affine,
     AffineIndex,
@@ -31,14 +32,17 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     LoopValue,
     LoopView,
     Map,
+    Mapped,
     Reduce,
     Strides,
     base_value,
     contiguous,
 )
+from taso_mirage.ir.dims import bind
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import topological
 from taso_mirage.meanings.functions import ADD, Function
+from taso_mirage.meanings.index_maps import position
 
 
 @dataclass(eq=False, slots=True)
@@ -164,12 +168,19 @@ class LoopSchedule:
             target = self.room.allocate(value, strides)
             if isinstance(value, Contract):
                 self.contract(value, target, False)
-            elif isinstance(value, Map):
+            elif isinstance(value, (Map, Mapped)):
                 self._add(StoreNest(value, target))
             else:
                 self.store(value, target)
             self.room.buffers[value] = target
+            self._keep_products(value, target)
         return self.room.buffers[value]
+
+    def _keep_products(self, value: LoopValue, target: CppBuffer) -> None:
+        """Note the places of products side by side, which are not computed again."""
+        for part, start in zip(value.args, value.starts(), strict=True) if isinstance(value, Concat) else ():
+            if isinstance(part, Contract):
+                self.room.buffers.setdefault(part, target.part(part.shape, value.axis, start))
 
     def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
         """Compute a product into a buffer, and its operands into memory before."""
@@ -291,7 +302,19 @@ class LoopSchedule:
                 if each not in found:
                     found[each] = None
                     waiting.append(each)
-        return [each for each in found if not isinstance(each[0], Map)]
+        plain = [each for each in found if not isinstance(each[0], (Map, Mapped))]
+        read = [x for made, at in found if isinstance(made, Mapped) for x in self.mapped_reads(made, at)]
+        return [*plain, *read]
+
+    def mapped_reads(self, value: Mapped, index: AffineIndex) -> list[tuple[LoopValue, AffineIndex]]:
+        """The buffers, and the places in them, that an element of an index map may be read from."""
+        found = value.index_map
+        buffers = dict(zip(found.sources, map(self.address, value.args), strict=True))
+        places = {position(axis): at.dim for axis, at in enumerate(index)}
+        read = [(buffers[x.source], opaque([bind(e, places) for e in x.index])) for x in found.pieces]
+        rows = [buffers[row.source] for _, row in found.rows]
+        anywhere = Affine(0, (("?", 1),))
+        return [*read, *((x, (anywhere,) * len(x.shape)) for x in rows)]
 
     def resolve(
         self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False
@@ -299,11 +322,16 @@ class LoopSchedule:
         """The printed form of a value at an index in a store: a function of others, a number, a
         position, or a buffer's element."""
         buffers = self.room.buffers if store.memory is None else store.memory
-        if root and isinstance(value, Map) and not store.fold and buffers.get(value, store.target) is store.target:
+        if (
+            root
+            and isinstance(value, (Map, Mapped))
+            and not store.fold
+            and buffers.get(value, store.target) is store.target
+        ):
             return value, index
         value, index = strip(value, index)
         inline = value not in buffers and (store.memory is not None or value not in self.kept)
-        if isinstance(value, (LoopConstant, LoopIota)) or (isinstance(value, Map) and inline):
+        if isinstance(value, (LoopConstant, LoopIota)) or (isinstance(value, (Map, Mapped)) and inline):
             return value, index
         if store.memory is not None:
             return value if isinstance(value, CppBuffer) else buffers[value], index

@@ -4,17 +4,30 @@ of dot products."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.emit.cpu.dots import fill, product_statements
-from taso_mirage.emit.cpu.lazy_tensors import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
+from taso_mirage.emit.cpu.index_text import holds, integer, offset, row
+from taso_mirage.emit.cpu.lazy_tensors import (
+    Affine,
+    AffineIndex,
+    CppBuffer,
+    LoopConstant,
+    LoopIota,
+    LoopValue,
+    Map,
+    Mapped,
+)
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule, Nest, StoreNest
 from taso_mirage.emit.cpu.printer import static_cast
-from taso_mirage.emit.statements import Expression, Let, Scope, Statement, expression, let, loop, tl, v
+from taso_mirage.emit.statements import Expression, Let, Scope, Statement, every, expression, let, loop, select, tl, v
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, bind, symbol
 from taso_mirage.ir.terms import is_float
+from taso_mirage.meanings.conditions import index_names
 from taso_mirage.meanings.functions import Fold
+from taso_mirage.meanings.index_maps import position
 
 C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
 
@@ -63,6 +76,10 @@ class NestStatements:
     """Stored values that are still in a register, by their places."""
     folds: list[str] = field(default_factory=list)
     """The inner loop's folds into registers, as clauses of OpenMP."""
+    depths: dict[str, int] = field(default_factory=dict)
+    """The depth of loops from which on a row or a condition is known, by its name."""
+    integers: dict[str, str] = field(default_factory=dict)
+    """The names of rows and conditions by their text."""
     count: int = 0
 
     def store(self, item: StoreNest) -> None:
@@ -101,12 +118,49 @@ class NestStatements:
             return self._load(value, index)
         if isinstance(value, LoopIota):
             return self._named(value, static_cast(register_type(value.dtype), index[0]), self._from(index[0]))
+        if isinstance(value, Mapped):
+            return self._chosen(value, index)
         assert isinstance(value, Map)
         if not value.fn.cpp:
             raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
         args = [self._value(item, arg, index if arg.shape else ()) for arg in value.args]
         depth = max((d for _, d in args), default=0)
         return self._named(value, expression(value.fn.cpp.format(*[t for t, _ in args])), depth)
+
+    def _chosen(self, value: Mapped, index: AffineIndex) -> Register:
+        """The element of the piece whose conditions hold, else the number that fills the rest."""
+        found, wanted = value.index_map, register_type(value.dtype)
+        buffers = dict(zip(found.sources, map(self.schedule.address, value.args), strict=True))
+        places: dict[str, Dim] = {position(axis): at.dim for axis, at in enumerate(index)}
+        for name, each in found.rows:
+            reads = [bind(e, places) for e in (*each.index, *each.conditions)]
+            places[name] = symbol(self._known_once("row", row(each, buffers[each.source], places), "size_t", reads))
+        made = None if found.fill is None else expression(cpp_number(found.fill, value.dtype))
+        depth = 0
+        for piece in found.pieces:
+            buffer, conditions = buffers[piece.source], [bind(e, places) for e in piece.conditions]
+            at = offset(buffer, [bind(e, places) for e in piece.index])
+            load = v[buffer.name][integer(at)]
+            load = load if wanted == memory_type(buffer.dtype) else static_cast(wanted, load)
+            depth = max(depth, self._depth([at, *conditions]))
+            here = [self._known_once("c", holds(e), "bool", [e]) for e in conditions if made is not None]
+            made = select(load, every(here), made) if made is not None and here else load
+        assert made is not None
+        return self._named(value, made, depth)
+
+    def _known_once(self, hint: str, made: Expression, type: str, read: Sequence[Dim]) -> str:
+        """The name of a row or of a condition, which depends on the integers `read`."""
+        key = f"{type} {made}"
+        if key not in self.integers:
+            name, depth = self._fresh(hint), self._depth(read)
+            self.before[depth].append(Let(name, made, f"const {type}"))
+            self.integers[key], self.depths[name] = name, depth
+        return self.integers[key]
+
+    def _depth(self, read: Iterable[Dim]) -> int:
+        """The depth of loops from which on integers are known."""
+        loops = {name: i + 1 for i, name in enumerate(self.order)} | self.depths
+        return max((loops.get(name, 0) for e in read for name in index_names(e)), default=0)
 
     def _load(self, value: CppBuffer, index: AffineIndex) -> Register:
         at = value.offset(index)
@@ -158,7 +212,7 @@ def loop_order(schedule: LoopSchedule, nest: Nest, dropped: frozenset[str] = fro
         for leaf, index in (*schedule.leaves(item), (item.target, _target(item))):
             if isinstance(leaf, CppBuffer) and leaf.name not in dropped:
                 for name, k in leaf.offset(index).terms:
-                    side[name] += k in (1, -1)
+                    side[name] = side.get(name, 0) + (k in (1, -1))
     if not names:
         return []
     inner = max(names, key=lambda n: (side[n], names.index(n)))

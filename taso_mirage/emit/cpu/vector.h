@@ -165,11 +165,46 @@ inline void totals(vec (&s)[8], float* c, size_t cm, size_t cn) {
 #endif
 }
 
+// A size is a constant where the compiler knows it, else a number.
+template <size_t N>
+using constant = std::integral_constant<size_t, N>;
+template <class Count>
+struct known : std::false_type {};
+template <size_t N>
+struct known<constant<N>> : std::true_type {};
+
+// What groups of EACH leave of n, in groups of IN, rounded up.
+template <size_t EACH, size_t IN = 1, class Count>
+constexpr auto rest(Count n) {
+  if constexpr (known<Count>::value) return constant<(Count::value % EACH + IN - 1) / IN>();
+  else return (n % EACH + IN - 1) / IN;
+}
+
+// A size if it is known, else what it is at most.
+template <class Count>
+constexpr size_t most(size_t limit) {
+  if constexpr (known<Count>::value) return Count::value;
+  else return limit;
+}
+
+// Whether some sizes are known, but not all: code for such mixtures is no faster than that for numbers, or half as fast.
+template <class... Counts>
+constexpr bool mixed = (known<Counts>::value || ...) && !(known<Counts>::value && ...);
+
+// f(constant<n>()) for n of 1 to MOST; nothing for 0.
+template <size_t MOST, class Count, class F>
+inline void with_constant(Count n, F f) {
+  if constexpr (known<Count>::value && most<Count>(0) > 0) f(n);
+  else if constexpr (!known<Count>::value && MOST > 0) {
+    if (n == MOST) f(constant<MOST>());
+    else with_constant<MOST - 1>(n, f);
+  }
+}
+
 // c[R][V vectors] += sum over k of a[R][k] * b[k][V vectors], with all of c in registers. AHEAD: what stands behind these vectors of b
 // is fetched, for it comes next; from memory that takes a quarter less, from a cache 2 % more.
-// K is a number, or an integral constant where the compiler knows it.
-template <size_t R, size_t V, bool AHEAD, class Count, class A, class B>
-inline void columns_block(Count K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
+template <size_t R, size_t V, bool AHEAD, class Depth, class A, class B>
+inline void columns_block(Depth K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   vec s[R][V];
 #pragma GCC unroll 8
   for (size_t r = 0; r < R; ++r)
@@ -196,16 +231,16 @@ inline void columns_block(Count K, const A* a, size_t am, size_t ak, const B* b,
     for (size_t v = 0; v < V; ++v) store(c + r * cm + v * WIDTH, s[r][v]);
 }
 
-template <size_t R, size_t N, size_t K, bool AHEAD, class A, class B>
-inline void columns_rows(const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
+template <size_t R, bool AHEAD, class Columns, class Depth, class A, class B>
+inline void columns_rows(Columns N, Depth K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   constexpr size_t V = R >= 4 ? 4 : 8;
   size_t n = 0;
-  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
-  if constexpr (N % (V * WIDTH) >= 2 * WIDTH)
-    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
-  if constexpr (N % (2 * WIDTH) >= WIDTH)
-    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
-  if constexpr (N % WIDTH != 0)
+  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  if (rest<V * WIDTH>(N) >= 2 * WIDTH)
+    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  if (rest<2 * WIDTH>(N) >= WIDTH)
+    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  if (rest<WIDTH>(N) > 0)
     for (size_t r = 0; r < R; ++r)
       for (size_t k = 0; k < K; ++k)
         for (size_t i = n; i < N; ++i)
@@ -213,19 +248,20 @@ inline void columns_rows(const A* a, size_t am, size_t ak, const B* b, size_t bk
 }
 
 // c[M][N] += sum over k of a[M][k] * b[k][N]; the columns lie side by side in b and in c. b is read once for each 6 rows.
-template <size_t M, size_t N, size_t K, bool AHEAD = false, class A, class B>
-[[maybe_unused]] inline void columns(const A* __restrict a, size_t am, size_t ak, const B* __restrict b, size_t bk,
-                                     float* __restrict c, size_t cm) {
+template <bool AHEAD = false, class Rows, class Columns, class Depth, class A, class B>
+[[maybe_unused]] inline void columns_of(Rows M, Columns N, Depth K, const A* __restrict a, size_t am, size_t ak,
+                                        const B* __restrict b, size_t bk, float* __restrict c, size_t cm) {
+  if constexpr (mixed<Rows, Columns, Depth>) return columns_of<AHEAD>(size_t{M}, size_t{N}, size_t{K}, a, am, ak, b, bk, c, cm);
   size_t m = 0;
-  if constexpr (M >= 6)
-    for (; m + 6 <= M; m += 6) columns_rows<6, N, K, AHEAD>(a + m * am, am, ak, b, bk, c + m * cm, cm);
-  if constexpr (M % 6 != 0) columns_rows<M % 6, N, K, AHEAD>(a + m * am, am, ak, b, bk, c + m * cm, cm);
+  for (; m + 6 <= M; m += 6) columns_rows<6, AHEAD>(N, K, a + m * am, am, ak, b, bk, c + m * cm, cm);
+  with_constant<5>(rest<6>(M), [&](auto rows) { columns_rows<rows, AHEAD>(N, K, a + m * am, am, ak, b, bk, c + m * cm, cm); });
 }
 
-// One row of results from J rows of b, which are read from end to end.
-template <size_t J, size_t N, class A, class B>
-inline void streamed_row(const A* a, size_t ak, const B* b, size_t bk, float* c) {
-  float f[J];
+// One row of results from some rows of b, at most 16, which are read from end to end.
+template <class Count, class Columns, class A, class B>
+inline void streamed_row(Count count, Columns N, const A* a, size_t ak, const B* b, size_t bk, float* c) {
+  const size_t J = count;
+  float f[16];
   for (size_t j = 0; j < J; ++j) f[j] = static_cast<float>(a[j * ak]);
   size_t n = 0;
   for (; n + WIDTH <= N; n += WIDTH) {
@@ -239,23 +275,23 @@ inline void streamed_row(const A* a, size_t ak, const B* b, size_t bk, float* c)
 }
 
 // As `columns`, where the rows of b are long and each is in pages of its own: few of them at a time, as memory likes it.
-template <size_t M, size_t N, size_t K, class A, class B>
-[[maybe_unused]] inline void streamed(const A* __restrict a, size_t am, size_t ak, const B* __restrict b, size_t bk,
-                                      float* __restrict c, size_t cm) {
+template <class Rows, class Columns, class Depth, class A, class B>
+[[maybe_unused]] inline void streamed_of(Rows M, Columns N, Depth K, const A* __restrict a, size_t am, size_t ak,
+                                         const B* __restrict b, size_t bk, float* __restrict c, size_t cm) {
+  if constexpr (mixed<Rows, Columns, Depth>) return streamed_of(size_t{M}, size_t{N}, size_t{K}, a, am, ak, b, bk, c, cm);
   constexpr size_t J = 16;
   size_t k = 0;
-  if constexpr (M == 1) {
-    for (; k + J <= K; k += J) streamed_row<J, N>(a + k * ak, ak, b + k * bk, bk, c);
-    if constexpr (K % J != 0) streamed_row<K % J, N>(a + k * ak, ak, b + k * bk, bk, c);
-  } else {
-    for (; k + J <= K; k += J) columns<M, N, J, true>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
-    if constexpr (K % J != 0) columns<M, N, K % J, true>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
-  }
+  const auto some = [&](auto count) {
+    if constexpr (std::is_same_v<Rows, constant<1>>) streamed_row(count, N, a + k * ak, ak, b + k * bk, bk, c);
+    else columns_of<true>(M, N, count, a + k * ak, am, ak, b + k * bk, bk, c, cm);
+  };
+  for (; k + J <= K; k += J) some(constant<J>());
+  if (rest<J>(K) > 0) some(rest<J>(K));
 }
 
 // c[R][Q] += sum over k of a[R][k] * b[Q][k], vectors along k; R * Q is 8.
-template <size_t R, size_t K, class A, class B>
-inline void rows_block(const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm, size_t cn) {
+template <size_t R, class Depth, class A, class B>
+inline void rows_block(Depth K, const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm, size_t cn) {
   constexpr size_t Q = 8 / R;
   vec s[8] = {};
   for (size_t k = 0; k + WIDTH <= K; k += WIDTH) {
@@ -276,12 +312,12 @@ inline void rows_block(const A* a, size_t am, const B* b, size_t bn, float* c, s
       c[i / Q * cm + i % Q * cn] += static_cast<float>(a[i / Q * am + k]) * static_cast<float>(b[i % Q * bn + k]);
 }
 
-template <size_t R, size_t N, size_t K, class A, class B>
-inline void rows_columns(const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm, size_t cn) {
+template <size_t R, class Columns, class Depth, class A, class B>
+inline void rows_columns(Columns N, Depth K, const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm, size_t cn) {
   constexpr size_t Q = 8 / R;
   size_t n = 0;
-  for (; n + Q <= N; n += Q) rows_block<R, K>(a, am, b + n * bn, bn, c + n * cn, cm, cn);
-  if constexpr (N % Q != 0)
+  for (; n + Q <= N; n += Q) rows_block<R>(K, a, am, b + n * bn, bn, c + n * cn, cm, cn);
+  if (rest<Q>(N) > 0)
     for (; n < N; ++n)
       for (size_t r = 0; r < R; ++r) {
         float sum = 0.0f;
@@ -291,46 +327,53 @@ inline void rows_columns(const A* a, size_t am, const B* b, size_t bn, float* c,
       }
 }
 
-// made[k][i] = b[i][k] for P rows of b, of which there are `count`: the others are 0.
-template <size_t P, size_t K, class B>
-inline void turned(const B* b, size_t bn, size_t count, float* made) {
+// `rows` for N of the P columns of a panel, by `columns` of b transposed: panel[k][i] = b[i][k], 0 beyond its rows.
+template <size_t P, size_t LONGEST, class Rows, class Columns, class Depth, class A, class B>
+inline void rows_turned(Rows M, Columns N, Depth K, const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm) {
+  constexpr size_t R = 6;
+  alignas(4 * WIDTH) float panel[LONGEST * P];
   for (size_t i = 0; i < P; ++i)
-    for (size_t k = 0; k < K; ++k) made[k * P + i] = i < count ? static_cast<float>(b[i * bn + k]) : 0.0f;
-}
-
-// `rows` for N of few rows of b, by `columns` of them turned.
-template <size_t M, size_t N, size_t K, class A, class B>
-inline void rows_turned(const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm) {
-  constexpr size_t P = (N + WIDTH - 1) / WIDTH * WIDTH, R = 6;
-  alignas(4 * WIDTH) float panel[K * P];
-  turned<P, K>(b, bn, N, panel);
-  if constexpr (N == P) return columns<M, N, K>(a, am, 1, panel, P, c, cm);
-  for (size_t m = 0; m < M; m += R) {
-    alignas(4 * WIDTH) float part[R * P] = {};
-    if (m + R <= M) columns<R, P, K>(a + m * am, am, 1, panel, P, part, P);
-    else columns<M % R, P, K>(a + m * am, am, 1, panel, P, part, P);
-    for (size_t r = 0; r < R && m + r < M; ++r)
+    for (size_t k = 0; k < K; ++k) panel[k * P + i] = i < N ? static_cast<float>(b[i * bn + k]) : 0.0f;
+  if (N == P) return columns_of(M, constant<P>(), K, a, am, size_t{1}, panel, P, c, cm);
+  alignas(4 * WIDTH) float part[R * P];
+  size_t m = 0;
+  const auto some = [&](auto rows) {
+    for (float& each : part) each = 0.0f;
+    columns_of(rows, constant<P>(), K, a + m * am, am, size_t{1}, panel, P, part, P);
+    for (size_t r = 0; r < rows; ++r)
       for (size_t i = 0; i < N; ++i) c[(m + r) * cm + i] += part[r * P + i];
-  }
+  };
+  for (; m + R <= M; m += R) some(constant<R>());
+  if (rest<R>(M) > 0) some(rest<R>(M));
 }
 
 // c[M][N] += sum over k of a[M][k] * b[N][k]; k lies side by side in a and in b. For many rows of a those of b are turned first.
-template <size_t M, size_t N, size_t K, class A, class B>
-[[maybe_unused]] inline void rows(const A* __restrict a, size_t am, const B* __restrict b, size_t bn, float* __restrict c,
-                                  size_t cm, size_t cn) {
-  constexpr size_t P = 4 * WIDTH, MANY = 16, LONGEST = 256;
-  if constexpr (M >= MANY && N >= WIDTH && K <= LONGEST)
-    if (cn == 1) {
-      for (size_t n = 0; n + P <= N; n += P) rows_turned<M, P, K>(a, am, b + n * bn, bn, c + n, cm);
-      if constexpr (N % P != 0) rows_turned<M, N % P, K>(a, am, b + N / P * P * bn, bn, c + N / P * P, cm);
-      return;
-    }
+template <class Rows, class Columns, class Depth, class A, class B>
+[[maybe_unused]] inline void rows_of(Rows M, Columns N, Depth K, const A* __restrict a, size_t am, const B* __restrict b,
+                                     size_t bn, float* __restrict c, size_t cm, size_t cn) {
+  if constexpr (mixed<Rows, Columns, Depth>) return rows_of(size_t{M}, size_t{N}, size_t{K}, a, am, b, bn, c, cm, cn);
+  constexpr size_t P = 4 * WIDTH, MANY = 16, LONGEST = most<Depth>(256);
+  if (M >= MANY && N >= WIDTH && K <= 256 && cn == 1) {
+    size_t n = 0;
+    for (; n + P <= N; n += P) rows_turned<P, LONGEST>(M, constant<P>(), K, a, am, b + n * bn, bn, c + n, cm);
+    with_constant<4>(rest<P, WIDTH>(N), [&](auto vectors) {
+      rows_turned<vectors * WIDTH, LONGEST>(M, rest<P>(N), K, a, am, b + n * bn, bn, c + n, cm);
+    });
+    return;
+  }
   size_t m = 0;
-  if constexpr (M >= 4)
-    for (; m + 4 <= M; m += 4) rows_columns<4, N, K>(a + m * am, am, b, bn, c + m * cm, cm, cn);
-  if constexpr (M % 4 >= 2) rows_columns<2, N, K>(a + m * am, am, b, bn, c + m * cm, cm, cn);
-  if constexpr (M % 2 == 1) rows_columns<1, N, K>(a + (M - 1) * am, am, b, bn, c + (M - 1) * cm, cm, cn);
+  for (; m + 4 <= M; m += 4) rows_columns<4>(N, K, a + m * am, am, b, bn, c + m * cm, cm, cn);
+  if (rest<4>(M) >= 2) rows_columns<2>(N, K, a + m * am, am, b, bn, c + m * cm, cm, cn), m += 2;
+  if (rest<2>(M) > 0) rows_columns<1>(N, K, a + m * am, am, b, bn, c + m * cm, cm, cn);
 }
+
+// The same for sizes that are all known.
+template <size_t M, size_t N, size_t K, class... More>
+[[maybe_unused]] inline void columns(More... more) { columns_of(constant<M>(), constant<N>(), constant<K>(), more...); }
+template <size_t M, size_t N, size_t K, class... More>
+[[maybe_unused]] inline void streamed(More... more) { streamed_of(constant<M>(), constant<N>(), constant<K>(), more...); }
+template <size_t M, size_t N, size_t K, class... More>
+[[maybe_unused]] inline void rows(More... more) { rows_of(constant<M>(), constant<N>(), constant<K>(), more...); }
 
 }  // namespace
 

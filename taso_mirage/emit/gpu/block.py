@@ -17,6 +17,7 @@ from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.explained import said_of
 from taso_mirage.emit.gpu.forms import reserved_names
 from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor, buffers_of
 from taso_mirage.emit.gpu.names import fixed_ids
 from taso_mirage.emit.gpu.order import Order, ordered
 from taso_mirage.emit.gpu.products import LAYOUT, elements, signed, tile_product, vector_dot
@@ -57,7 +58,7 @@ class TritonBlock:
         self,
         node: Node,
         name: str,
-        reads: Sequence[TritonBuffer],
+        reads: Sequence[OperandTensor],
         writes: Sequence[TritonBuffer | None],
         sizes: Sequence[str] = (),
     ) -> None:
@@ -153,7 +154,7 @@ class TritonBlock:
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         term, memory = self.term, self.memory
         names = tuple([buffer.name for _, buffer in memory.tensors])
-        later = any(buffer.role == "scratch" for buffer in term.reads)
+        later = any(buffer.role == "scratch" for x in term.reads for buffer in buffers_of(x))
         blocks = math.prod(map(usual_size, term.grid))
         guess = guessed(blocks, term.loop, memory.largest, memory.in_flight, later)
         guess = replace(guess, warps=warps(term.products) or guess.warps, precision=self.tiles.single or IEEE)

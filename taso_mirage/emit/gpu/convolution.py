@@ -17,6 +17,7 @@ from dataclasses import replace
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
+from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
 from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import (
@@ -120,11 +121,17 @@ class ConvolutionBlock(FormFunction):
         return Traffic(flops * blocks, self._loaded() * size * blocks + stored, loads * size, live)
 
     def _others(self) -> list[str]:
-        """Names of the buffers after the data and the weights: a bias, a summand, the result."""
+        """Names of the buffers after the data and the weights: a bias, a summand, the operands of
+        the epilogue, the result."""
         given = [
             name for name, arg in zip("bz", (*self.node.args, ABSENT, ABSENT)[2:4], strict=True) if arg is not ABSENT
         ]
-        return [*given, "out"]
+        return [*given, *("epilogue" for _ in self.node.args[4:]), "out"]
+
+    def _name_operands(self, names: list[str]) -> None:
+        super()._name_operands(names)
+        own = names[len(names) - 1 - len(self.node.args[4:]) : -1]
+        self.epilogue = Epilogue(self.node, own, channels_last=True, first=4, images=True)
 
     def _loaded(self) -> int:
         """The number of elements that a block loads from the second cache: rows shifted along an
@@ -238,7 +245,19 @@ class ConvolutionBlock(FormFunction):
                 yield add("acc", tl.load(v[name] + v.place, v.kept).to(tl.float32))
         if self.node.attr("relu"):
             yield let("acc", tl.maximum(v.acc, 0.0))
+        yield from self._epilogue(inside)
         yield tl.store(v[self.names[-1]] + v.place, v.acc, v.kept)
+
+    def _epilogue(self, inside: list[Expression]) -> Iterator[Statement]:
+        """The function of the results and its other operands."""
+        for name in self.epilogue.names:
+            place, kept = v.place, [v.kept]
+            if name in self.epilogue.of_images:
+                place = (v.image * self.outputs)[:, None] + v.channel[None, :]
+            elif name in self.epilogue.of_channels:
+                place, kept = v.channel, inside
+            yield let(f"{name}_tile", tl.load(v[name] + place, *kept))
+        yield from self.epilogue.statements("acc", (self.pixels, self.columns), self.taken)
 
     def explained(self) -> list[str]:
         """The reasons for the form of the function."""

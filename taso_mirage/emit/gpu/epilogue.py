@@ -1,20 +1,21 @@
-"""The fused epilogue of a convolution: element by element, on a tile of its results in
-registers."""
+"""The fused epilogue of a form: element by element, on a tile of its results in registers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from taso_mirage.emit.gpu.axes import TileAxes
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.products import tile_product
 from taso_mirage.emit.gpu.tiles import Tile, Tiles
-from taso_mirage.emit.statements import Statement, let
+from taso_mirage.emit.statements import Expression, Statement, let
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.operators.interpret import interpret, retyped
 
 T = TypeVar("T")
@@ -22,23 +23,47 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The `body` of a convolution, by the names of its operands after data and weights. A tile has
-    channels by positions, or with `channels_last` positions by channels."""
+    """The function `body` of a tile of results, by the names of its other operands, which are the
+    arguments of the term from number `first` on.
+
+    A tile has channels by positions of one image, or with `channels_last` positions by channels,
+    which are of several images if `images`.
+    """
 
     node: Node
     names: Sequence[str]
     channels_last: bool = False
+    first: int = 2
+    images: bool = False
 
     @property
     def of_results(self) -> list[str]:
         """The operands with one element for each result."""
-        rows = zip(self.names, self.node.args[2:], strict=True)
-        return [name for name, x in rows if x.shape == self.node.shape]
+        return [name for name, x in self._operands if x.shape == self.node.shape]
 
     @property
     def of_channels(self) -> list[str]:
-        """The operands with one element for each channel."""
-        return [name for name in self.names if name not in self.of_results]
+        """The operands with one element for each channel, of which a tile has a vector."""
+        apart = {*self.of_results, *(self.of_images if self.images else ())}
+        return [name for name in self.names if name not in apart]
+
+    @property
+    def of_images(self) -> list[str]:
+        """The operands with one element for each channel of an image."""
+        rows = ((name, x.shape) for name, x in self._operands if x.shape != self.node.shape)
+        return [name for name, shape in rows if len(shape) == len(self.node.shape) and shape[0] != 1]
+
+    @property
+    def _operands(self) -> list[tuple[str, Node]]:
+        return list(zip(self.names, self.node.args[self.first :], strict=True))
+
+    def channel(self, name: str, image: Expression, channel: Expression) -> Expression:
+        """The place of the number of a channel in an operand."""
+        return image * self._channels + channel if name in self.of_images else channel
+
+    @property
+    def _channels(self) -> Dim:
+        return self.node.shape[-1 if self.images else 1]
 
     def statements(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[Statement]:
         """The statements that compute `result` from itself and from `NAME_tile` of each operand, a
@@ -47,7 +72,8 @@ class Epilogue:
         None of them defines a name of `taken`. Without `taken` there are no statements: the
         function is then written for its own names only.
         """
-        if taken is None:
+        body: Graph | None = self.node.attr("body")
+        if taken is None or body is None:
             return
         lines = Lines(frozenset({*taken, result, *self.names, *(f"{name}_tile" for name in self.names)}), False)
         axes = TileAxes()
@@ -60,18 +86,34 @@ class Epilogue:
             whole, shape=shape, axes=self._placed([None if i == alone else a for i, a in enumerate(sides)], None)
         )
         leaves, values = dict[Node, Node](), dict[Node, Tile]()
-        for leaf, name in zip(self.node.attr("body").inputs, (None, *self.names), strict=True):
+        for leaf, name in zip(body.inputs, (None, *self.names), strict=True):
             found = (
                 whole if name is None else replace(vector if name in self.of_channels else whole, code=f"{name}_tile")
             )
-            leaves[leaf] = variable(f"v{len(leaves)}", Tensor("float32", found.shape))
+            found = replace(found, dtype=leaf.dtype, stored="float32" if name is None else leaf.dtype)
+            leaves[leaf] = variable(f"v{len(leaves)}", Tensor(leaf.dtype, found.shape))
             values[leaves[leaf]] = found
-        (made,) = interpret(retyped(self.node.attr("body").outputs, leaves), tiles, values).values()
+        (made,) = interpret(retyped(body.outputs, leaves), tiles, values).values()
         lines.write(LoopPhase.INVARIANT, let(result, tiles.ready(made).code))
         if lines.ranges():
-            raise Unsupported("the epilogue of a convolution counts positions")
+            raise Unsupported("an epilogue that counts positions")
         yield from lines.swept()[0][LoopPhase.INVARIANT]
 
     def _placed(self, sides: Sequence[T], one: T) -> tuple[T, ...]:
         """The two dims of a tile among those of one image."""
         return (one, sides[0], *[one] * (len(self.node.args[0].shape) - 3), sides[1])
+
+
+@lru_cache(maxsize=1024)
+def writes_function(body: Graph) -> bool:
+    """Whether Triton has a function of numbers."""
+    axes = TileAxes()
+    tiles = Tiles(axes, Lines(frozenset(), False), tile_product)
+    side = axes.fresh(2)
+    leaves = {leaf: variable(leaf.attr("name"), Tensor(leaf.dtype, (2,))) for leaf in body.inputs}
+    values = {new: Tile(f"x{i}", (2,), (side,), new.dtype, new.dtype) for i, new in enumerate(leaves.values())}
+    try:
+        interpret(retyped(body.outputs, leaves), tiles, values)
+    except Unsupported:
+        return False
+    return not tiles.lines.ranges()

@@ -335,7 +335,8 @@ class ShiftedBlock(FusedFunction):
     def _other(self, name: str) -> Statement:
         if name in self.epilogue.of_channels:
             inside = [v.column < self.columns] if self.columns % self.width else []
-            return let(f"{name}_tile", tl.load(v[name] + v.column, *inside))
+            place = self.epilogue.channel(name, v.image, v.column)
+            return let(f"{name}_tile", tl.load(v[name] + place, *inside))
         return let(f"{name}_tile", tl.load(v[name] + self._image_of_result + v.place, v.kept))
 
     def explained(self) -> list[str]:

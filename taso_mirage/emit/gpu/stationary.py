@@ -73,6 +73,8 @@ class StationaryBlock:
         self.others = [f"other_{i}" for i, _ in enumerate(self.node.args[2:], 1)]
         self.operands = ["x", "w", *self.others, "result"]
         self.epilogue = Epilogue(self.node, self.others, channels_last=True)
+        if self.epilogue.of_images:
+            raise Unsupported("an epilogue with other numbers for each image, which has no form in Gluon")
         self.taken: frozenset[str] | None = reserved_names()
         self.sizes = stationary_sizes(block, self._live())
         self.taken = None

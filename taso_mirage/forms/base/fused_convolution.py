@@ -27,7 +27,7 @@ class FusedConvolution(BlockedGoal):
     @property
     def known(self) -> list[Node]:
         """The operands that are weights."""
-        return [self.node.args[1], *[each for each in self.node.args[2:] if is_of_channels(each, self.node)]]
+        return [self.node.args[1]]
 
     def small(self) -> tuple[FusedConvolution, Graph]:
         """The convolution alone, with few channels and pixels, and its goal, in operators of ONNX:
@@ -72,12 +72,6 @@ def fused_form(goal: type[FusedConvolution], program: GpuProgram, kind: FusedKin
         lambda node: goal.alone(node.args[0], node.args[1], dict(node.attrs)),
         in_parts,
     )
-
-
-def is_of_channels(x: Node, conv: Node) -> bool:
-    """Whether an operand has a number for each channel of a result."""
-    spatial = len(conv.shape) - 2
-    return x.shape != conv.shape and x.shape[-spatial:] == (1,) * spatial
 
 
 def small_sides(node: Node, kernel: tuple[int, ...]) -> list[int]:

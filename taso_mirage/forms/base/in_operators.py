@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import ABSENT, Node, constant
+from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -21,14 +22,23 @@ INNERMOST, OUTERMOST = (2, 3, 1, 0), (3, 2, 0, 1)
 def channels_first(node: Node) -> Node:
     """A convolution with channels last between transpositions; it has so many groups fewer as there
     are merged."""
-    x, w, b, z = (*node.args, ABSENT, ABSENT)[:4]
+    x, w, b, z, *others = (*node.args, ABSENT, ABSENT)[: max(len(node.args), 4)]
     merged = node.attr("merged")
     attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")} | {
         "group": node.attr("group") // merged
     }
     made = term("conv", term("transpose", x, perm=FIRST), dense_weights(w, node.attr("group"), merged), b, **attrs)
     made = made if z is ABSENT else term("add", made, term("transpose", z, perm=FIRST))
-    return term("transpose", term("relu", made) if node.attr("relu") else made, perm=LAST)
+    made = term("relu", made) if node.attr("relu") else made
+    if (body := node.attr("body")) is not None:
+        first = [of_channels(a) if len(a.shape) == 1 else term("transpose", a, perm=FIRST) for a in others]
+        (made,) = retyped(body.outputs, dict(zip(body.inputs, (made, *first), strict=True)))
+    return term("transpose", made, perm=LAST)
+
+
+def of_channels(numbers: Node) -> Node:
+    """(c) -> (c,1,1): a number for each channel of an image with channels first."""
+    return term("reshape", numbers, shape=(numbers.shape[0], 1, 1))
 
 
 def dense_weights(w: Node, group: int, merged: int) -> Node:

@@ -23,7 +23,6 @@ from taso_mirage.lowering.backend import BATCH, Backend, Record
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
-from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
@@ -128,7 +127,7 @@ class KernelChoices:
         single lane."""
         if goal not in self._lanes:
             whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
-            self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(label(goal))
+            self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(goal)
         return self._lanes[goal]
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:

@@ -19,6 +19,17 @@ inline void succeed(ort::Status status) {
   throw plan::Problem(text);
 }
 
+// A text that the runtime gives when it is asked twice, for the size and then for the text; empty where it has none, or a longer one than ROOM.
+template <class Ask>
+std::string text(const Ask& ask) {
+  size_t size = 0;
+  if (const ort::Status status = ask(nullptr, &size); status != nullptr) api->ReleaseStatus(status);
+  std::string found(size > ROOM ? 0 : size, '\0');
+  if (!found.empty()) succeed(ask(found.data(), &size));
+  if (!found.empty() && found.back() == '\0') found.pop_back();
+  return found;
+}
+
 struct Op : OrtCustomOp {
   char name[24];
   const char* provider;

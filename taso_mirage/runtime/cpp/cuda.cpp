@@ -21,31 +21,6 @@ constexpr unsigned SHARED_ALWAYS = 48 * 1024;
 constexpr unsigned WARP = 32;
 constexpr int SPECIFIC = 90;  // from this capability on, code is compiled for one architecture alone
 
-// What only lanes take of the driver.
-struct Streams {
-  Result (*Create)(void**, unsigned);
-  Result (*Destroy)(void*);
-  Result (*Wait)(void*, void*, unsigned);
-  Result (*CreateEvent)(void**, unsigned);
-  Result (*Record)(void*, void*);
-  Result (*DestroyEvent)(void*);
-};
-
-const Streams& streams() {
-  static const Streams found = [] {
-    void* library = opened();
-    Streams made{};
-    find(library, "cuStreamCreate", made.Create);
-    find(library, "cuStreamDestroy_v2", made.Destroy);
-    find(library, "cuStreamWaitEvent", made.Wait);
-    find(library, "cuEventCreate", made.CreateEvent);
-    find(library, "cuEventRecord", made.Record);
-    find(library, "cuEventDestroy_v2", made.DestroyEvent);
-    return made;
-  }();
-  return found;
-}
-
 void* current() {
   void* found = nullptr;
   succeed(driver().CtxGetCurrent(&found), "the CUDA driver cannot say which context this thread has");
@@ -268,16 +243,16 @@ struct Loaded::Beside {
   void open(size_t count) {
     others.resize(count, nullptr);
     ends.resize(count, nullptr);
-    succeed(streams().CreateEvent(&start, UNTIMED), "no event can be made");
-    for (void*& each : others) succeed(streams().Create(&each, NON_BLOCKING), "no stream can be made");
-    for (void*& each : ends) succeed(streams().CreateEvent(&each, UNTIMED), "no event can be made");
+    succeed(driver().EventCreate(&start, UNTIMED), "no event can be made");
+    for (void*& each : others) succeed(driver().StreamCreate(&each, NON_BLOCKING), "no stream can be made");
+    for (void*& each : ends) succeed(driver().EventCreate(&each, UNTIMED), "no event can be made");
   }
   ~Beside() {
     for (void* each : others)
-      if (each != nullptr) streams().Destroy(each);
+      if (each != nullptr) driver().StreamDestroy(each);
     for (void* each : ends)
-      if (each != nullptr) streams().DestroyEvent(each);
-    if (start != nullptr) streams().DestroyEvent(start);
+      if (each != nullptr) driver().EventDestroy(each);
+    if (start != nullptr) driver().EventDestroy(start);
   }
   Beside(const Beside&) = delete;
   Beside& operator=(const Beside&) = delete;
@@ -359,21 +334,21 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
   // caller, because one that is being captured must not be used for anything else.
   const std::lock_guard<std::mutex> one(guard);
   const Beside* const side = by(stream, std::set<size_t>(lanes.begin(), lanes.end()).size() - 1);  // as many as any range has
-  succeed(streams().Record(side->start, stream), "an event cannot be recorded");
+  succeed(driver().EventRecord(side->start, stream), "an event cannot be recorded");
   size_t number = 0;
   for (const size_t lane : numbers) {
     void* const own = number == 0 ? stream : side->others[number - 1];
-    if (number > 0) succeed(streams().Wait(own, side->start, 0), "a stream cannot wait");
+    if (number > 0) succeed(driver().StreamWaitEvent(own, side->start, 0), "a stream cannot wait");
     bool first = number > 0;
     for (size_t i = begin; i < end; ++i) {
       if (lanes[i] != lane) continue;
       start(plan, i, tensors, sizes, own, !first);
       first = false;
     }
-    if (number > 0) succeed(streams().Record(side->ends[number - 1], own), "an event cannot be recorded");
+    if (number > 0) succeed(driver().EventRecord(side->ends[number - 1], own), "an event cannot be recorded");
     ++number;
   }
-  for (size_t i = 0; i + 1 < numbers.size(); ++i) succeed(streams().Wait(stream, side->ends[i], 0), "a stream cannot wait");
+  for (size_t i = 0; i + 1 < numbers.size(); ++i) succeed(driver().StreamWaitEvent(stream, side->ends[i], 0), "a stream cannot wait");
 }
 
 const Loaded::Beside* Loaded::by(void* stream, size_t count) const {

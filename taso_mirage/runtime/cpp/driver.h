@@ -40,6 +40,12 @@ struct Driver {
   Result (*FuncGetAttribute)(int*, int, void*);
   Result (*FuncSetAttribute)(void*, int, int);
   Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  Result (*StreamCreate)(void**, unsigned);
+  Result (*StreamDestroy)(void*);
+  Result (*StreamWaitEvent)(void*, void*, unsigned);
+  Result (*EventCreate)(void**, unsigned);
+  Result (*EventRecord)(void*, void*);
+  Result (*EventDestroy)(void*);
   Result (*GetErrorString)(Result, const char**);
   Result (*LaunchKernelEx)(const Config*, void*, void**, void**);  // newer drivers have these five
   Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
@@ -49,15 +55,6 @@ struct Driver {
 };
 
 const Driver& driver();
-
-// Its library. Problem where there is none.
-void* opened();
-
-template <class Function>
-void find(void* library, const char* name, Function*& place, bool needed = true) {
-  place = reinterpret_cast<Function*>(dlsym(library, name));
-  if (place == nullptr && needed) throw plan::Problem(std::string("the CUDA driver has no ") + name + "; update the driver");
-}
 
 // Problem unless a call succeeded: what could not be done, and what the driver says of it.
 void succeed(Result result, const std::string& what);

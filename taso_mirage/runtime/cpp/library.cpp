@@ -38,28 +38,13 @@ namespace {
 constexpr const char* WITHOUT = "; load it without this library, where it runs by its functions";
 
 std::string attribute(const OrtKernelInfo* info, const std::string& name) {
-  size_t size = 0;
-  ort::Status status = api->KernelInfoGetAttribute_string(info, name.c_str(), nullptr, &size);
-  if (status != nullptr || size == 0) {
-    if (status != nullptr) api->ReleaseStatus(status);
-    throw Problem("it has no text attribute '" + name + "'; optimize the model again");
-  }
-  if (size > ROOM) throw Problem("its attribute '" + name + "' has " + std::to_string(size) + " bytes, more than " + std::to_string(ROOM));
-  std::string found(size, '\0');
-  succeed(api->KernelInfoGetAttribute_string(info, name.c_str(), found.data(), &size));
-  found.resize(size - 1);
+  std::string found = text([&](char* to, size_t* size) { return api->KernelInfoGetAttribute_string(info, name.c_str(), to, size); });
+  if (found.empty()) throw Problem("it has no text attribute '" + name + "'; optimize the model again");
   return found;
 }
 
 std::string node_name(const OrtKernelInfo* info) {
-  size_t size = 0;
-  ort::Status status = api->KernelInfo_GetNodeName(info, nullptr, &size);
-  if (status != nullptr) api->ReleaseStatus(status);
-  if (size == 0 || size > 100000) return "";
-  std::string found(size, '\0');
-  succeed(api->KernelInfo_GetNodeName(info, found.data(), &size));
-  found.resize(size - 1);
-  return found;
+  return text([&](char* to, size_t* size) { return api->KernelInfo_GetNodeName(info, to, size); });
 }
 
 // Memory for one run. On a GPU it belongs to the run's stream, so that what another stream does with it later waits; a CPU has no stream, which
@@ -390,14 +375,7 @@ OrtCustomOpDomain* domain(bool with_cuda) {
 std::string config(const OrtSessionOptions* options, const char* key) {
   int has = 0;
   succeed(api->HasSessionConfigEntry(options, key, &has));
-  if (!has) return "";
-  size_t size = 0;
-  ort::Status status = api->GetSessionConfigEntry(options, key, nullptr, &size);
-  if (status != nullptr) api->ReleaseStatus(status);
-  std::string found(size, '\0');
-  succeed(api->GetSessionConfigEntry(options, key, found.data(), &size));
-  found.resize(size == 0 ? 0 : size - 1);
-  return found;
+  return has ? text([&](char* to, size_t* size) { return api->GetSessionConfigEntry(options, key, to, size); }) : "";
 }
 
 }  // namespace

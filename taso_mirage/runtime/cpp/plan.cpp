@@ -7,6 +7,8 @@
 namespace plan {
 namespace {
 
+using std::to_string;
+
 constexpr size_t LONGEST = size_t{1} << 20;  // characters of a plan
 constexpr size_t MOST = 256;                 // tensors, kernels, images
 constexpr size_t RANK = 8;
@@ -34,8 +36,6 @@ std::string quoted(std::string_view text) {
   return found + (text.size() > 80 ? "...'" : "'");
 }
 
-std::string number(int64_t n) { return std::to_string(n); }
-
 bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -53,7 +53,7 @@ int64_t natural(std::string_view text, const char* what, int64_t most) {
     if (!digit(c)) throw Problem(std::string(what) + " " + quoted(text) + " is no number");
     found = 10 * found + (c - '0');
   }
-  if (found > most) throw Problem(std::string(what) + " is " + number(found) + ", more than " + number(most));
+  if (found > most) throw Problem(std::string(what) + " is " + to_string(found) + ", more than " + to_string(most));
   return found;
 }
 
@@ -70,7 +70,7 @@ class Evaluation {
 
   int64_t run() {
     const int64_t found = sum(0);
-    if (at_ < text_.size()) fail("ends at character " + number(static_cast<int64_t>(at_)));
+    if (at_ < text_.size()) fail("ends at character " + to_string(at_));
     return found;
   }
   std::vector<std::string> names;
@@ -100,7 +100,7 @@ class Evaluation {
       if (times) {
         if (__builtin_mul_overflow(found, other, &found)) fail("overflows");
       } else if (sizes_ != nullptr) {
-        if (other <= 0 || (down ? found < 0 : found % other != 0)) fail("divides " + number(found) + " by " + number(other) + ", which is not exact");
+        if (other <= 0 || (down ? found < 0 : found % other != 0)) fail("divides " + to_string(found) + " by " + to_string(other) + ", which is not exact");
         found /= other;
       }
     }
@@ -123,7 +123,7 @@ class Evaluation {
     }
     while (letter(next()) || digit(next())) ++at_;
     const std::string name(text_.substr(start, at_ - start));
-    if (!is_name(name)) fail("has no number or name at character " + number(static_cast<int64_t>(start)));
+    if (!is_name(name)) fail("has no number or name at character " + to_string(start));
     names.push_back(name);
     if (sizes_ == nullptr) return 1;
     const auto found = sizes_->find(name);
@@ -136,11 +136,12 @@ class Evaluation {
   size_t at_ = 0;
 };
 
-std::vector<std::string_view> words(std::string_view line) {
+// The parts of a text between separators, of which empty ones are left out or kept.
+std::vector<std::string_view> parts(std::string_view text, char separator, bool keep) {
   std::vector<std::string_view> found;
-  for (size_t at = 0; at < line.size();) {
-    const size_t end = std::min(line.find(' ', at), line.size());
-    if (end > at) found.push_back(line.substr(at, end - at));
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(separator, at), text.size());
+    if (keep || end > at) found.push_back(text.substr(at, end - at));
     at = end + 1;
   }
   return found;
@@ -148,8 +149,8 @@ std::vector<std::string_view> words(std::string_view line) {
 
 void expect(const std::vector<std::string_view>& line, size_t least, size_t most) {
   if (line.size() < least || line.size() > most)
-    throw Problem(quoted(line[0]) + " has " + number(static_cast<int64_t>(line.size()) - 1) + " fields, not " +
-                  number(static_cast<int64_t>(least) - 1) + (most > least ? " to " + number(static_cast<int64_t>(most) - 1) : ""));
+    throw Problem(quoted(line[0]) + " has " + to_string(line.size() - 1) + " fields, not " +
+                  to_string(least - 1) + (most > least ? " to " + to_string(most - 1) : ""));
 }
 
 Type type(const std::vector<std::string_view>& line) {
@@ -193,8 +194,8 @@ Image image(const std::vector<std::string_view>& line) {
   found.overlap = natural(line[8], "overlap", 1) == 1;
   found.bytes = static_cast<size_t>(natural(line[9], "the size of an image", int64_t{1} << 28));
   if (found.warps == 0 || found.bytes == 0 || found.capability < 50)
-    throw Problem("an image has " + number(found.warps) + " warps, " + number(static_cast<int64_t>(found.bytes)) +
-                  " bytes and compute capability " + number(found.capability) + "; at least 1, 1 and 50 are needed");
+    throw Problem("an image has " + to_string(found.warps) + " warps, " + to_string(found.bytes) +
+                  " bytes and compute capability " + to_string(found.capability) + "; at least 1, 1 and 50 are needed");
   found.crc = 0;
   if (line[10].size() != 8) throw Problem("the checksum " + quoted(line[10]) + " has not 8 digits");
   for (char c : line[10]) {
@@ -208,7 +209,7 @@ Image image(const std::vector<std::string_view>& line) {
 
 // The lines above the last, whose checksum it is: what was changed by accident is found here.
 std::string_view checked(std::string_view text) {
-  if (text.size() > LONGEST) throw Problem("the plan has " + number(static_cast<int64_t>(text.size())) + " characters, more than " + number(LONGEST));
+  if (text.size() > LONGEST) throw Problem("the plan has " + to_string(text.size()) + " characters, more than " + to_string(LONGEST));
   const size_t last = text.rfind("\ncheck ");
   if (last == std::string_view::npos) throw Problem("the plan has no line 'check': it is truncated");
   const std::string_view above = text.substr(0, last + 1);
@@ -223,7 +224,7 @@ void heading(const std::vector<std::string_view>& line, Plan& found) {
   expect(line, 3, 3);
   const int64_t format = natural(line[1], "the format", 1 << 20);
   if (format != FORMAT)
-    throw Problem("the plan has format " + number(format) + ", this library reads " + number(FORMAT) +
+    throw Problem("the plan has format " + to_string(format) + ", this library reads " + to_string(FORMAT) +
                   (format > FORMAT ? "; update taso-mirage" : "; optimize the model again"));
   if (line[2] != "cpu" && line[2] != "cuda") throw Problem(quoted(line[2]) + " is no target; cpu and cuda are");
   found.cuda = line[2] == "cuda";
@@ -231,7 +232,7 @@ void heading(const std::vector<std::string_view>& line, Plan& found) {
 
 template <class Item>
 void add(std::vector<Item>& items, Item item) {
-  if (items.size() >= MOST) throw Problem("the plan has more than " + number(MOST) + " tensors, kernels or images of a kind");
+  if (items.size() >= MOST) throw Problem("the plan has more than " + to_string(MOST) + " tensors, kernels or images of a kind");
   items.push_back(std::move(item));
 }
 
@@ -240,7 +241,7 @@ void range(const std::vector<std::string_view>& line, Plan& found) {
   const Range made{natural(line[1], "the limit of a range", INT64_MAX), found.kernels.size()};
   const Range before = found.ranges.empty() ? Range{-1, 0} : found.ranges.back();
   if (made.end == before.end || made.most <= before.most)
-    throw Problem("the range up to " + number(made.most) + " has no kernel, or is not above the one before, " + number(before.most));
+    throw Problem("the range up to " + to_string(made.most) + " has no kernel, or is not above the one before, " + to_string(before.most));
   add(found.ranges, made);
 }
 
@@ -248,19 +249,8 @@ void cluster(const std::vector<std::string_view>& line, Plan& found) {
   expect(line, 2, 2);
   const int64_t blocks = natural(line[1], "the number of blocks of a cluster", CLUSTER);
   if (found.kernels.empty() || found.kernels.back().cluster != 1 || blocks < 2)
-    throw Problem("a cluster of " + number(blocks) + " blocks; it has 2 or more, and one kernel before it has it");
+    throw Problem("a cluster of " + to_string(blocks) + " blocks; it has 2 or more, and one kernel before it has it");
   found.kernels.back().cluster = static_cast<unsigned>(blocks);
-}
-
-// Words with commas between.
-std::vector<std::string_view> listed(std::string_view text) {
-  std::vector<std::string_view> found;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    found.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return found;
 }
 
 void tensor_map(const std::vector<std::string_view>& line, Plan& found) {
@@ -268,20 +258,19 @@ void tensor_map(const std::vector<std::string_view>& line, Plan& found) {
   if (found.images.empty()) throw Problem("a tensor map has no image before it");
   std::vector<TensorMap>& known = found.images.back().maps;
   TensorMap made{static_cast<size_t>(natural(line[1], "the number of an argument", MOST)), {}, {}, {}, 0, line[6] == "nan"};
-  for (const std::string_view each : listed(line[2])) made.dims.emplace_back(each);
-  for (const std::string_view each : listed(line[3])) made.strides.emplace_back(each);
-  for (const std::string_view each : listed(line[4])) made.box.push_back(static_cast<unsigned>(natural(each, "a dim of a box", BOX)));
+  for (const std::string_view each : parts(line[2], ',', true)) made.dims.emplace_back(each);
+  for (const std::string_view each : parts(line[3], ',', true)) made.strides.emplace_back(each);
+  for (const std::string_view each : parts(line[4], ',', true)) made.box.push_back(static_cast<unsigned>(natural(each, "a dim of a box", BOX)));
   made.swizzle = static_cast<int>(natural(line[5], "the bytes that are swizzled", 128));
   const size_t rank = made.dims.size();
   if (rank > MAP_RANK || made.strides.size() != rank || made.box.size() != rank || std::find(made.box.begin(), made.box.end(), 0u) != made.box.end())
     throw Problem("a tensor map has the dims " + quoted(line[2]) + ", the strides " + quoted(line[3]) + " and the box " + quoted(line[4]) +
-                  "; as many of each, up to " + number(MAP_RANK) + ", are possible");
+                  "; as many of each, up to " + to_string(MAP_RANK) + ", are possible");
   if (made.swizzle != 0 && made.swizzle != 32 && made.swizzle != 64 && made.swizzle != 128)
-    throw Problem("a tensor map swizzles " + number(made.swizzle) + " bytes; 0, 32, 64 or 128 are possible");
+    throw Problem("a tensor map swizzles " + to_string(made.swizzle) + " bytes; 0, 32, 64 or 128 are possible");
   if (!made.nan && line[6] != "zero") throw Problem(quoted(line[6]) + " is nothing that a tensor map reads outside of a tensor; zero and nan are");
   if (!known.empty() && known.back().argument >= made.argument)
-    throw Problem("a tensor map of argument " + number(static_cast<int64_t>(made.argument)) + " stands behind that of argument " +
-                  number(static_cast<int64_t>(known.back().argument)));
+    throw Problem("a tensor map of argument " + to_string(made.argument) + " stands behind that of argument " + to_string(known.back().argument));
   known.push_back(std::move(made));
 }
 
@@ -317,20 +306,19 @@ void arguments_given(const Plan& found) {
     for (const Argument& a : each.arguments) {
       const size_t role = static_cast<size_t>(a.role);
       if (a.index >= counts[role])
-        throw Problem("a kernel takes number " + number(static_cast<int64_t>(a.index)) + " of " + number(static_cast<int64_t>(counts[role])) + " " +
-                      roles[role]);
+        throw Problem("a kernel takes number " + to_string(a.index) + " of " + to_string(counts[role]) + " " + roles[role]);
     }
   std::vector<bool> has(found.kernels.size());
   for (const Image& each : found.images) {
     if (each.kernel >= has.size())
-      throw Problem("an image is of kernel " + number(static_cast<int64_t>(each.kernel)) + ", but there are " + number(static_cast<int64_t>(has.size())));
+      throw Problem("an image is of kernel " + to_string(each.kernel) + ", but there are " + to_string(has.size()));
     has[each.kernel] = true;
     if (found.kernels[each.kernel].cluster != 1 && each.capability < CLUSTERED)
-      throw Problem("an image of kernel " + number(static_cast<int64_t>(each.kernel)) + ", which has clusters, is for sm_" + number(each.capability) +
-                    "; clusters begin with sm_" + number(CLUSTERED));
+      throw Problem("an image of kernel " + to_string(each.kernel) + ", which has clusters, is for sm_" + to_string(each.capability) +
+                    "; clusters begin with sm_" + to_string(CLUSTERED));
   }
   for (size_t i = 0; i < has.size(); ++i)
-    if (!has[i]) throw Problem("kernel " + number(static_cast<int64_t>(i)) + " has no image");
+    if (!has[i]) throw Problem("kernel " + to_string(i) + " has no image");
 }
 
 // Tensor maps are of tensors, on GPUs that have them.
@@ -339,8 +327,8 @@ void maps_given(const Plan& found, const Sizes& names) {
     for (const TensorMap& map : each.maps) {
       const std::vector<Argument>& arguments = found.kernels[each.kernel].arguments;
       if (map.argument >= arguments.size() || arguments[map.argument].role == Role::size || each.capability < CLUSTERED)
-        throw Problem("an image for sm_" + number(each.capability) + " has a tensor map of argument " + number(static_cast<int64_t>(map.argument)) + " of " +
-                      number(static_cast<int64_t>(arguments.size())) + "; it must be a tensor, and the GPU at least sm_" + number(CLUSTERED));
+        throw Problem("an image for sm_" + to_string(each.capability) + " has a tensor map of argument " + to_string(map.argument) + " of " +
+                      to_string(arguments.size()) + "; it must be a tensor, and the GPU at least sm_" + to_string(CLUSTERED));
       names_given(map.dims, names, "a tensor map");
       names_given(map.strides, names, "a tensor map");
     }
@@ -394,7 +382,7 @@ void complete(Plan& found) {
 }  // namespace
 
 Expression::Expression(std::string_view text) : text_(text) {
-  if (text.size() > 500) throw Problem("a size has " + number(static_cast<int64_t>(text.size())) + " characters, more than 500");
+  if (text.size() > 500) throw Problem("a size has " + to_string(text.size()) + " characters, more than 500");
   Evaluation read(text, nullptr);
   read.run();
   names_ = std::move(read.names);
@@ -409,7 +397,7 @@ std::vector<int64_t> Type::shape(const Sizes& sizes) const {
   found.reserve(dims.size());
   for (const Expression& each : dims) {
     found.push_back(each.value(sizes));
-    if (found.back() < 0) throw Problem("the size " + quoted(each.text()) + " is " + number(found.back()) + ", less than 0");
+    if (found.back() < 0) throw Problem("the size " + quoted(each.text()) + " is " + to_string(found.back()) + ", less than 0");
   }
   return found;
 }
@@ -432,32 +420,32 @@ std::vector<unsigned> Kernel::blocks(const Sizes& sizes) const {
   for (size_t i = 0; i < 3; ++i) {
     const int64_t n = grid[i].value(sizes);
     if (n < (grid[i].fixed() ? 1 : 0) || n > GRID[i])
-      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of the grid is " + number(n) + "; " + (grid[i].fixed() ? "1" : "0") + " to " + number(GRID[i]) + " blocks are possible");
+      throw Problem("dimension " + to_string(i) + " of the grid is " + to_string(n) + "; " + (grid[i].fixed() ? "1" : "0") + " to " + to_string(GRID[i]) + " blocks are possible");
     found.push_back(static_cast<unsigned>(n));
   }
-  if (found[0] % cluster != 0) throw Problem("the grid has " + number(found[0]) + " blocks along its first dimension, which clusters of " + number(cluster) + " do not fill");
+  if (found[0] % cluster != 0) throw Problem("the grid has " + to_string(found[0]) + " blocks along its first dimension, which clusters of " + to_string(cluster) + " do not fill");
   return found;
 }
 
 void Plan::bind(size_t input, int element, const int64_t* dims, size_t rank, Sizes& sizes) const {
   const Type& type = inputs[input];
-  const std::string who = "input " + number(static_cast<int64_t>(input));
+  const std::string who = "input " + to_string(input);
   if (element != type.element) {
-    std::string given = "ONNX's element type " + number(element);
+    std::string given = "ONNX's element type " + to_string(element);
     for (const Named& each : DTYPES)
       if (each.element == element) given = each.dtype;
     throw Problem(who + " has " + given + ", its kernel was made for " + type.dtype);
   }
   if (rank != type.dims.size())
-    throw Problem(who + " has rank " + number(static_cast<int64_t>(rank)) + ", its kernel was made for rank " + number(static_cast<int64_t>(type.dims.size())));
+    throw Problem(who + " has rank " + to_string(rank) + ", its kernel was made for rank " + to_string(type.dims.size()));
   for (size_t i = 0; i < rank; ++i)
     if (type.dims[i].name()) sizes.try_emplace(type.dims[i].text(), dims[i]);
   for (size_t i = 0; i < rank; ++i) {
     const Expression& dim = type.dims[i];
     const int64_t wanted = dim.name() ? sizes.find(dim.text())->second : dim.value(sizes);
     if (dims[i] != wanted)
-      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of " + who + " is " + number(dims[i]) + ", its kernel was made for " +
-                    number(wanted) + (dim.name() ? " (" + dim.text() + ")" : ""));
+      throw Problem("dimension " + to_string(i) + " of " + who + " is " + to_string(dims[i]) + ", its kernel was made for " +
+                    to_string(wanted) + (dim.name() ? " (" + dim.text() + ")" : ""));
   }
 }
 
@@ -504,7 +492,7 @@ Plan parse(std::string_view text) {
   Plan found;
   for (int64_t line = 1; !left.empty(); ++line) {
     const size_t end = left.find('\n');
-    const std::vector<std::string_view> fields = words(left.substr(0, end));
+    const std::vector<std::string_view> fields = parts(left.substr(0, end), ' ', false);
     left.remove_prefix(end + 1);
     try {
       if (fields.empty()) throw Problem("the line is empty");
@@ -513,7 +501,7 @@ Plan parse(std::string_view text) {
       else
         statement(fields, found);
     } catch (const Problem& problem) {
-      throw Problem("line " + number(line) + " of the plan: " + problem.what());
+      throw Problem("line " + to_string(line) + " of the plan: " + problem.what());
     }
   }
   complete(found);
@@ -540,9 +528,9 @@ std::string Image::content(std::string_view base64) const {
     count += 6;
     if (count >= 8) found += static_cast<char>(bits >> (count -= 8));
   }
-  const std::string end = " of " + symbol + " for sm_" + std::to_string(capability);
+  const std::string end = " of " + symbol + " for sm_" + to_string(capability);
   if (found.size() != bytes)
-    throw Problem("the image" + end + " has " + std::to_string(found.size()) + " bytes, the plan says " + std::to_string(bytes) + ": it is truncated or was changed");
+    throw Problem("the image" + end + " has " + to_string(found.size()) + " bytes, the plan says " + to_string(bytes) + ": it is truncated or was changed");
   if (crc32(found) != crc) throw Problem("the image" + end + " has the checksum " + hexadecimal(crc32(found)) + ", the plan says " + hexadecimal(crc) + ": it was changed");
   return found;
 }

@@ -17,13 +17,8 @@ std::string attribute(const OrtShapeInferContext* context, const char* name) {
     if (status != nullptr) api->ReleaseStatus(status);
     throw Problem(std::string("it has no attribute '") + name + "'; optimize the model again");
   }
-  size_t size = 0;
-  status = api->ReadOpAttr(given, ort::STRING, nullptr, 0, &size);  // it fails, and says the size
-  if (status != nullptr) api->ReleaseStatus(status);
-  if (size == 0 || size > ROOM) throw Problem(std::string("its attribute '") + name + "' is no text, or empty");
-  std::string found(size, '\0');
-  succeed(api->ReadOpAttr(given, ort::STRING, found.data(), size, &size));
-  if (!found.empty() && found.back() == '\0') found.pop_back();
+  std::string found = text([&](char* to, size_t* size) { return api->ReadOpAttr(given, ort::STRING, to, *size, size); });
+  if (found.empty()) throw Problem(std::string("its attribute '") + name + "' is no text, or empty");
   return found;
 }
 

@@ -9,28 +9,28 @@ namespace {
 
 constexpr int64_t ALIGNED = 16;  // bytes that all but the innermost stride are a multiple of, and the innermost dim of a box
 
-std::string text(int64_t n) { return std::to_string(n); }
+using std::to_string;
 
 }  // namespace
 
 Region TensorMap::at(const Type& type, const Sizes& sizes) const {
-  const std::string who = "the tensor map of argument " + text(static_cast<int64_t>(argument)) + " ";
+  const std::string who = "the tensor map of argument " + to_string(argument) + " ";
   Region found;
   int64_t last = 0;  // element of the tensor
   for (size_t i = 0; i < dims.size(); ++i) {
     const int64_t n = found.dims[i] = dims[i].value(sizes), stride = found.strides[i] = strides[i].value(sizes);
     const bool inner = i + 1 == dims.size();
-    if (n < 1 || n > INT32_MAX) throw Problem(who + "has the dim " + text(n) + "; 1 to " + text(INT32_MAX) + " are possible");
+    if (n < 1 || n > INT32_MAX) throw Problem(who + "has the dim " + to_string(n) + "; 1 to " + to_string(INT32_MAX) + " are possible");
     if (inner ? stride != 1 : stride < 1 || stride > MOST_STRIDE || stride * type.item % ALIGNED != 0)
-      throw Problem(who + "has the stride " + text(stride) + " of elements of " + text(type.item) + " bytes; " +
-                    (inner ? "the innermost one is 1" : "the others are multiples of 16 bytes, below " + text(MOST_STRIDE)));
+      throw Problem(who + "has the stride " + to_string(stride) + " of elements of " + to_string(type.item) + " bytes; " +
+                    (inner ? "the innermost one is 1" : "the others are multiples of 16 bytes, below " + to_string(MOST_STRIDE)));
     int64_t reach = 0;
     if (__builtin_mul_overflow(n - 1, stride, &reach) || __builtin_add_overflow(last, reach, &last)) throw Problem(who + "is larger than any memory");
   }
   if (const int64_t bytes = type.bytes(sizes); last >= bytes / type.item)
-    throw Problem(who + "reaches element " + text(last) + " of a tensor of " + text(bytes / type.item));
+    throw Problem(who + "reaches element " + to_string(last) + " of a tensor of " + to_string(bytes / type.item));
   if (const int64_t line = box.back() * type.item; line % ALIGNED != 0 || (swizzle != 0 && line > swizzle))
-    throw Problem(who + "has boxes of " + text(line) + " bytes along the innermost dim; a multiple of 16 up to the " + text(swizzle) + " that are swizzled");
+    throw Problem(who + "has boxes of " + to_string(line) + " bytes along the innermost dim; a multiple of 16 up to the " + to_string(swizzle) + " that are swizzled");
   return found;
 }
 

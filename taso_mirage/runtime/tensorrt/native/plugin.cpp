@@ -134,24 +134,15 @@ bool checkTensor(Kernel const& kernel, int32_t pos, PluginTensorDesc const& desc
   return checkDims(kernel, pos, desc.dims);
 }
 
-bool checkTensors(
-  Kernel const& kernel, PluginTensorDesc const* in, int32_t inputs, PluginTensorDesc const* out, int32_t outputs) noexcept {
-  if (!checkCounts(kernel, inputs, outputs)) return false;
-  for (int32_t i = 0; i < inputs; ++i) {
-    if (!checkTensor(kernel, i, in[i])) return false;
-  }
-  for (int32_t i = 0; i < outputs; ++i) {
-    if (!checkTensor(kernel, inputs + i, out[i])) return false;
-  }
-  return true;
-}
+PluginTensorDesc const& given(PluginTensorDesc const& desc) noexcept { return desc; }
+PluginTensorDesc const& given(DynamicPluginTensorDesc const& desc) noexcept { return desc.desc; }
 
-/// Sizes of the network, -1 for one that it leaves open; the bounds of a profile say no more.
-bool checkConfigured(
-  Kernel const& kernel, DynamicPluginTensorDesc const* in, int32_t inputs, DynamicPluginTensorDesc const* out, int32_t outputs) noexcept {
+/// Sizes of the network, or of a run: -1 for one that the network leaves open; the bounds of a profile say no more.
+template <class Desc>
+bool checkTensors(Kernel const& kernel, Desc const* in, int32_t inputs, Desc const* out, int32_t outputs) noexcept {
   if (!checkCounts(kernel, inputs, outputs)) return false;
   for (int32_t pos = 0; pos < inputs + outputs; ++pos) {
-    if (!checkTensor(kernel, pos, pos < inputs ? in[pos].desc : out[pos - inputs].desc)) return false;
+    if (!checkTensor(kernel, pos, given(pos < inputs ? in[pos] : out[pos - inputs]))) return false;
   }
   return true;
 }
@@ -310,7 +301,7 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
   int32_t getNbOutputs() const noexcept override { return kernel_.outputCount(); }
   int32_t configurePlugin(
     DynamicPluginTensorDesc const* in, int32_t inputs, DynamicPluginTensorDesc const* out, int32_t outputs) noexcept override {
-    return checkConfigured(kernel_, in, inputs, out, outputs) ? 0 : kFailed;
+    return checkTensors(kernel_, in, inputs, out, outputs) ? 0 : kFailed;
   }
   int32_t getOutputDataTypes(DataType* types, int32_t outputs, DataType const* given, int32_t inputs) const noexcept override {
     if (!checkCounts(kernel_, inputs, outputs)) return kFailed;
@@ -426,7 +417,7 @@ class Plugin final : public IPluginV2DynamicExt {
   }
   void configurePlugin(
     DynamicPluginTensorDesc const* in, int32_t inputs, DynamicPluginTensorDesc const* out, int32_t outputs) noexcept override {
-    refused_ = !checkConfigured(kernel_, in, inputs, out, outputs);
+    refused_ = !checkTensors(kernel_, in, inputs, out, outputs);
   }
   size_t getWorkspaceSize(PluginTensorDesc const*, int32_t, PluginTensorDesc const*, int32_t) const noexcept override {
     return kernel_.workspace;

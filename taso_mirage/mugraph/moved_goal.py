@@ -1,0 +1,372 @@
+"""Goals that move elements: movements are pushed to the operands, which kernels then load by an index
+map (`meanings/index_maps.py`).
+
+A movement along one axis is a vector: for each new position the old one, or ANY where a selection
+takes another operand. It passes through every operator whose result at a position of the axis
+depends on its operands at that position alone, which the operator's labels say
+(`label_trace.py`): elementwise operators, products along their rows and columns, folds over other
+axes, layouts. What reaches the inputs is a movement term over them; to the search it is an input of
+its own. A concatenation of computed parts is a selection among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    constant,
+    is_constant,
+    is_part,
+    substitute,
+    topological,
+    variable,
+    with_args,
+)
+from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
+from taso_mirage.mugraph.collapsed import same_results
+from taso_mirage.mugraph.derivations.scalar_terms import below
+from taso_mirage.mugraph.goal import Labelled, is_packed
+from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.opaque_functions import is_scalar
+from taso_mirage.mugraph.roles import inlined
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.movements import index_map, is_index_map, is_moved
+from taso_mirage.operators.ops import TermBuilder, term
+from taso_mirage.operators.work import work
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+
+Positions = NDArray[np.int64]
+ANY = -1
+"""The old position of a new one whose element nothing reads."""
+MOVING = ("slice", "concat", "pad", "gather")
+"""The operators that move elements between axes; others are defined by them."""
+COMPUTED = 2**30
+"""The largest number of operations of a goal that is computed to be compared."""
+NUMBERED = 2**22
+"""The largest number of elements of an operand whose index map is compared at each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedGoal:
+    """A `goal`, and the same computation, `core`, in which nothing moves: each of its inputs is the
+    term of `operands` at the same place, an input of the goal or a movement of inputs."""
+
+    goal: Graph
+    core: Graph
+    operands: tuple[Node, ...]
+
+    @property
+    def moves(self) -> bool:
+        """Whether the goal has movements."""
+        return self.core != self.goal
+
+    def restored(self, graph: Graph) -> Graph:
+        """A graph over the inputs of `core` as one over those of the goal."""
+        if not self.moves:
+            return graph
+        return Graph(
+            self.goal.inputs, substitute(graph.outputs, dict(zip(self.core.inputs, self.operands, strict=True)))
+        )
+
+    def is_equal(self) -> bool:
+        """Whether the core over its operands is proved equal to the goal; for gathers, of which the
+        prover knows too little, whether their numbers are equal at the sizes that they have. And
+        whether the index map of each operand gives its elements."""
+        other = self.restored(self.core)
+        if not isinstance(prove_symbolic(self.goal.outputs, other.outputs), Proved):
+            few = sum(work(n, {}).flops for n in (*self.goal, *other) if n.args) <= COMPUTED
+            if not few or not same_results(self.goal, other):
+                return False
+        return all(is_index_map(x, index_map(x)) for x in self.operands if x.args and prod(x.shape) <= NUMBERED)
+
+
+@lru_cache(maxsize=1024)
+def moved_goal(goal: Graph) -> MovedGoal:
+    """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
+
+    Raises Unsupported, which names the operator and what is missing, where a movement does not
+    reach the operands.
+    """
+    same = MovedGoal(goal, goal, goal.inputs)
+    whole = _unfolded(inlined(goal.outputs))
+    if not any(n.op in MOVING for n in topological(whole)):
+        return same
+    pushing = _Pushing(frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight")))
+    outputs = tuple([pushing.built(output) for output in whole])
+    if outputs == whole:
+        return same
+    read = [n for n in topological(outputs) if n.op == "input"]
+    given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
+    inputs = tuple([leaf for leaf in given if leaf in read])
+    return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
+
+
+class _MovementTerms(TermBuilder):
+    """Terms of operators also for the primitives that move elements."""
+
+    def slice(self, a: Node, axis: int, start: Dim, stop: Dim, step: int = 1) -> Node:
+        return term("slice", a, axes=(axis,), starts=(start,), ends=(stop,), steps=(step,))
+
+    def concat(self, xs: Sequence[Node], axis: int) -> Node:
+        return term("concat", *xs, axis=axis)
+
+    def take(self, a: Node, indices: Node, axis: int) -> Node:
+        return term("gather", a, indices, axis=axis)
+
+    def reshape(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("reshape", a, shape=tuple(shape))
+
+    def transpose(self, a: Node, perm: Sequence[int]) -> Node:
+        return term("transpose", a, perm=tuple(perm))
+
+    def expand(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("expand", a, shape=tuple(shape))
+
+    def __getattribute__(self, name: str) -> Any:
+        own = name in vars(_MovementTerms)
+        return object.__getattribute__(self, name) if own else super().__getattribute__(name)
+
+
+def _unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The outputs with every other operator that moves elements (a split, a tile) as those of
+    MOVING."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
+        whole = new.args[0] if is_part(new) else new
+        made = None
+        if whole.args and whole.op not in MOVING:
+            try:
+                made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
+            except TasoMirageError:
+                made = None
+        part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
+        moving = isinstance(part, Node) and any(n.op in MOVING for n in topological([part], stop=whole.args))
+        done[node] = part if moving and isinstance(part, Node) else new
+    return tuple([done[output] for output in outputs])
+
+
+def core_labels(goal: Graph) -> Labelled:
+    """The labels of a goal of fixed sizes without its movements.
+
+    Raises Unsupported, as `label` and `moved_goal` do.
+    """
+    return label(moved_goal(goal).core)
+
+
+@dataclass(slots=True)
+class _Pushing:
+    """`operands`: the input of the core for each movement term; its name is none of `names`."""
+
+    names: frozenset[str]
+    operands: dict[Node, Node] = field(default_factory=dict)
+    built_: dict[Node, Node] = field(default_factory=dict)
+    _pushed: dict[tuple[Node, int, bytes], Node] = field(default_factory=dict)
+
+    def built(self, node: Node) -> Node:
+        """A term in which no operator moves elements."""
+        for each in topological([node], stop=self.built_):
+            self.built_[each] = self._built(each)
+        return self.built_[node]
+
+    def _built(self, node: Node) -> Node:
+        if not node.args or is_packed(node):
+            return node
+        args = [self.built_.get(a, a) for a in node.args]
+        if node.op not in MOVING:
+            return term(node.op, *args, **dict(node.attrs))
+        if is_moved(node):
+            return self._operand(node)
+        match node.op:
+            case "slice":
+                return self._sliced(node, args[0])
+            case "concat":
+                return self._joined(args, node.attr("axis"))
+            case "pad":
+                return self._padded(node, args[0])
+        return self._gathered(node, args)
+
+    def _operand(self, moved: Node) -> Node:
+        """The input of the core for a movement of inputs."""
+        if moved not in self.operands:
+            names = sorted({n.attr("name") for n in topological([moved]) if n.op in ("input", "weight")})
+            said = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
+            while said in self.names:
+                said += "_"
+            self.operands[moved] = variable(said, moved.tensor)
+        return self.operands[moved]
+
+    # ------------------------------------------------------------ movements of computed terms
+
+    def _sliced(self, node: Node, x: Node) -> Node:
+        attrs = ("axes", "starts", "ends", "steps")
+        for axis, start, end, step in zip(*(node.attr(name) for name in attrs), strict=True):
+            positions = np.arange(_size(x, axis))[slice(start, None if end < 0 else end, step)]
+            x = self.pushed(x, axis, positions)
+        return x
+
+    def _joined(self, parts: Sequence[Node], axis: int) -> Node:
+        """Parts side by side: the elements of each where it is, else those of the parts after
+        it."""
+        sizes = [_size(x, axis) for x in parts]
+        starts = np.cumsum([0, *sizes])
+        made: Node | None = None
+        for x, start, size in reversed([*zip(parts, starts, sizes, strict=False)]):
+            positions = np.full(starts[-1], ANY)
+            positions[start : start + size] = np.arange(size)
+            own = self.pushed(x, axis, positions)
+            made = own if made is None else term("where", self._mask(positions, x.tensor.rank, axis), own, made)
+        assert made is not None
+        return made
+
+    def _padded(self, node: Node, x: Node) -> Node:
+        if node.attr("mode") != "constant":
+            raise Unsupported(f"a pad of mode {node.attr('mode')} of a computed term")
+        rank, pads = x.tensor.rank, node.attr("pads")
+        for axis in range(rank):
+            low, high, n = pads[axis], pads[rank + axis], _size(x, axis)
+            positions = np.arange(-low, n + high)
+            positions[(positions < 0) | (positions >= n)] = ANY
+            if low or high:
+                moved = self.pushed(x, axis, positions)
+                fill = constant(node.attr("value"), x.dtype)
+                x = term("where", self._mask(positions, rank, axis), moved, fill)
+        return x
+
+    def _gathered(self, node: Node, args: Sequence[Node]) -> Node:
+        x, indices = args
+        if not is_constant(indices):
+            raise Unsupported("a gather of computed rows by indices of a run")
+        axis, rows = node.attr("axis"), indices.attr("value").numpy().astype(np.int64)
+        found = self.pushed(x, axis, np.where(rows < 0, rows + _size(x, axis), rows).reshape(-1))
+        return found if found.shape == node.shape else term("reshape", found, shape=node.shape)
+
+    def _mask(self, positions: Positions, rank: int, axis: int) -> Node:
+        """Whether a position is that of a part: truth values along an axis, as an operand."""
+        n, known = len(positions), np.flatnonzero(positions != ANY)
+        start, end = int(known[0]), int(known[-1]) + 1
+        shape = [1] * rank
+        inside = term("expand", constant(np.ones(shape, bool)), shape=(*shape[:axis], end - start, *shape[axis + 1 :]))
+        pads = [0] * (2 * rank)
+        pads[axis], pads[rank + axis] = start, n - end
+        return self._operand(term("pad", inside, pads=tuple(pads), value=0.0))
+
+    # ------------------------------------------------------------ through operators
+
+    def pushed(self, node: Node, axis: int, positions: Positions) -> Node:
+        """The elements of a term at other positions of an axis.
+
+        Raises Unsupported, which names the operator that the movement does not pass.
+        """
+        if len(positions) == _size(node, axis) and np.array_equal(positions, np.arange(len(positions))):
+            return node
+        key = node, axis, positions.tobytes()
+        if key not in self._pushed:
+            self._pushed[key] = self._moved(node, axis, positions)
+        return self._pushed[key]
+
+    def _moved(self, node: Node, axis: int, positions: Positions) -> Node:
+        back = {leaf: moved for moved, leaf in self.operands.items()}
+        if not node.args or is_packed(node):
+            return self._operand(_movement(back.get(node, node), axis, positions))
+        unifier = Unifier()
+        meaning = LabelsMeaning(unifier)
+        leaves = {a: meaning.leaf(a) for a in node.args if a is not ABSENT and not is_scalar(a)}
+        values = {
+            a: leaves[a] if a in leaves else meaning.constant(a.attr("value")) for a in node.args if a is not ABSENT
+        }
+        try:
+            result: LabelledValue = interpret_term(
+                node, meaning, [None if a is ABSENT else values[a] for a in node.args]
+            )
+        except TasoMirageError as error:
+            raise Unsupported(f"{node.op}, of which a part is taken, has no labels: {error}") from None
+        own = unifier.axis(result.axes[axis])
+        if not own:  # its one element is at every position
+            return term("expand", node, shape=(*node.shape[:axis], len(positions), *node.shape[axis + 1 :]))
+        label, moved = own[0], _of_first(positions, [unifier.sizes[x] for x in own], node)
+        if any(label in unifier.axis((*t.labels, *(x for pair in t.pairs for x in pair))) for t in below(result.term)):
+            raise Unsupported(f"{node.op} {node.type} needs all elements along the axis of which a part is taken")
+        args = [a if a not in leaves else self._argument(a, leaves[a], unifier, label, moved) for a in node.args]
+        attrs = dict(node.attrs)
+        if "shape" in attrs:
+            attrs["shape"] = (*node.shape[:axis], len(positions), *node.shape[axis + 1 :])
+        made = term(node.op, *args, **attrs)
+        wanted = (*node.shape[:axis], len(positions), *node.shape[axis + 1 :])
+        if made.shape != wanted:
+            raise Unsupported(f"{node.op} {node.type} has sizes of its own")
+        return made
+
+    def _argument(self, arg: Node, value: LabelledValue, unifier: Unifier, label: int, moved: Positions) -> Node:
+        """An operand at other positions of the axes that have a label."""
+        for axis, labels in enumerate(unifier.axes(value.axes)):
+            if label in labels:
+                arg = self.pushed(arg, axis, _of_axis(labels, label, moved, unifier))
+        return arg
+
+
+def _size(node: Node, axis: int) -> int:
+    size = node.shape[axis]
+    if not isinstance(size, int):
+        raise Unsupported(f"the dim {size}: sizes must be fixed")
+    return size
+
+
+def _of_first(positions: Positions, sizes: Sequence[int], node: Node) -> Positions:
+    """The positions along the first of some labels, of which an axis consists."""
+    inner = prod(sizes[1:])
+    if inner == 1:
+        return positions
+    rows = positions.reshape(-1, inner) if len(positions) % inner == 0 else None
+    if (
+        rows is None
+        or not all(np.array_equal(row - row[0], np.arange(inner)) for row in rows)
+        or (rows[:, 0] % inner).any()
+    ):
+        raise Unsupported(f"{node.op} {node.type} merges dims, of which a part is taken that is no part of one")
+    return rows[:, 0] // inner
+
+
+def _of_axis(labels: AxisLabels, label: int, moved: Positions, unifier: Unifier) -> Positions:
+    """The positions along an axis of several labels, of which one is moved."""
+    axes = [moved if x == label else np.arange(unifier.sizes[x]) for x in labels]
+    found, valid = np.zeros((), np.int64), np.ones((), bool)
+    for x, own in zip(labels, axes, strict=True):
+        found = found[..., None] * unifier.sizes[x] + own
+        valid = valid[..., None] & (own != ANY)
+    return np.where(valid, found, ANY).reshape(-1)
+
+
+def _movement(x: Node, axis: int, positions: Positions) -> Node:
+    """The simplest term for a movement of a tensor along an axis: a slice, with a pad around it, or
+    a gather."""
+    known = np.flatnonzero(positions != ANY)
+    if not len(known):
+        raise Unsupported("a part of which nothing is read")
+    first, last = int(known[0]), int(known[-1])
+    inside = positions[first : last + 1]
+    step = int(inside[1] - inside[0]) if len(inside) > 1 else 1
+    if (inside != ANY).all() and step != 0 and (np.diff(inside) == step).all():
+        end = int(inside[-1]) + (1 if step > 0 else -1)
+        whole = step == 1 and len(inside) == x.shape[axis]
+        made = x if whole else term("slice", x, axes=(axis,), starts=(int(inside[0]),), ends=(end,), steps=(step,))
+    else:
+        rows = constant(np.where(inside == ANY, 0, inside))
+        made = term("gather", x, rows, axis=axis)
+    rank = x.tensor.rank
+    pads = [0] * (2 * rank)
+    pads[axis], pads[rank + axis] = first, len(positions) - 1 - last
+    return term("pad", made, pads=tuple(pads), value=0.0) if any(pads) else made

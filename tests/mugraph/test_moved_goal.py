@@ -1,0 +1,59 @@
+"""Movements at the operands of a goal: what passes through operators, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from moved_goals import GOALS, A, W, goal, part
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.moved_goal import MOVING, moved_goal
+from taso_mirage.mugraph.search import superoptimize
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.movements import is_moved
+from taso_mirage.operators.ops import term
+
+
+def values(graph: Graph) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    found = interpret(graph.outputs, EXACT, {x: rng.normal(size=x.shape) for x in graph.inputs})
+    return [found[output] for output in graph.outputs]
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_movements_reach_the_operands(name: str) -> None:
+    given = goal(GOALS[name])
+    made = moved_goal(given)
+    assert made.moves
+    assert not {n.op for n in topological(made.core.outputs)} & set(MOVING)
+    label(made.core)
+    assert made.is_equal()
+    assert all(is_moved(x) or x in given.inputs for x in made.operands)
+    for found, wanted in zip(values(made.restored(made.core)), values(given), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["rotary embedding", "cache and new keys", "gated by halves", "padded"])
+def test_a_search_gives_kernels_over_movements(name: str) -> None:
+    given = goal(GOALS[name])
+    (found,) = superoptimize(given, best=1, budget=20)
+    (kernel,) = [n for n in found.graph if n.op == "kernel"]
+    assert any(is_moved(x) for x in kernel.args)
+    for ours, wanted in zip(values(found.graph), values(given), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_goal_without_movements_is_its_own_core() -> None:
+    given = goal([term("relu", term("matmul", A, W))])
+    assert moved_goal(given).core == given
+    assert not moved_goal(given).moves
+
+
+def test_a_part_of_an_axis_that_is_needed_whole_is_refused_with_the_operator() -> None:
+    with pytest.raises(Unsupported, match=r"cumsum"):
+        moved_goal(goal([part(term("cumsum", A, axis=1), 1, 2, 7)]))
+    with pytest.raises(Unsupported, match=r"reshape .* merges dims"):
+        moved_goal(goal([part(term("reshape", term("relu", A), shape=(128,)), 0, 3, 9)]))
