@@ -157,8 +157,14 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
     nodes = (node for graph in graphs for node in graph if prepares(node))
     found = dict.fromkeys(header for node in nodes for header in template_instance(node).headers)
     names: list[str | Path] = ["lanes.h", *found] if found else []
-    folder = files("taso_mirage.emit.cpu")
-    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
+    return [name.read_text() if isinstance(name, Path) else header(name) for name in names]
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a file beside this one: `vector.h` is in every generated source, `free.h` in
+    those with sizes of a run, `index_maps.h` in those that read elements by index maps."""
+    return files("taso_mirage.emit.cpu").joinpath(name).read_text()
 
 
 # ---------------------------------------------------------------- calls
