@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -306,19 +307,14 @@ def _regrouped(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[Sequence[in
         return [*((tuple(part), (i,)) for i, part in enumerate(merged)), *(((i,), ()) for i in rest)]
     if dim_product(old) != dim_product(new):
         raise Unsupported(f"a reshape of {tuple(old)} to {tuple(new)}")
-    found, i, j = list[tuple[Sequence[int], Sequence[int]]](), 0, 0
-    while i < len(old) or j < len(new):
-        m, n = i, j
-        i, j = i + (i < len(old)), j + (j < len(new))
-        while (have := dim_product(old[m:i])) != (want := dim_product(new[n:j])):
-            if not (isinstance(have, int) and isinstance(want, int)):
-                i, j = len(old), len(new)
-            elif have < want:
-                i += 1
-            else:
-                j += 1
-        found.append((tuple(range(m, i)), tuple(range(n, j))))
-    return found
+    if any(n == 0 for n in (*old, *new)):
+        raise Unsupported(f"no elements in {tuple(old)}")
+    if not all(isinstance(n, int) for n in (*old, *new)):
+        return [(range(len(old)), range(len(new)))]
+    ends = {int(dim_product(old[:i])): i for i in range(len(old) + 1)}
+    cuts = [(ends[n], j) for j in range(len(new) + 1) if (n := int(dim_product(new[:j]))) in ends]
+    cuts = [(0, 0), *dict(cuts[:-1]).items(), (len(old), len(new))]
+    return [(range(m, i), range(n, j)) for (m, n), (i, j) in pairwise(cuts) if (m, n) != (i, j)]
 
 
 def _one_fill(xs: Sequence[IndexMap]) -> float | None:

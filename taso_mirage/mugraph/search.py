@@ -138,6 +138,8 @@ class Search:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.moved = moved_goal(goal)
+        if self.moved.moves and not self.moved.is_equal():
+            raise Unsupported("the movements of the graph are not proved equal at its operands")
         self.core = self.moved.core
         refuse(self.core)
         self.statistics = KernelSearchStatistics()

@@ -76,7 +76,7 @@ def _boundary(found: IndexMap, whole: Collection[int]) -> tuple[int, Dim] | None
             if index_names(condition) & varying != {position(axis)}:
                 continue
             at = _change(condition, position(axis))
-            if at is not None and of_sizes_nonnegative(at) and of_sizes_nonnegative(found.shape[axis] - at):
+            if at is not None and of_sizes_nonnegative(at - 1) and of_sizes_nonnegative(found.shape[axis] - at - 1):
                 return axis, at
     return None
 
