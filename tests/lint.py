@@ -21,7 +21,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 KEPT = "lint/passed"
 """The key in pytest's cache: the digest with which each test has passed, by its node id."""
-SHARED = ("tests/conftest.py", "tests/lint.py", "tests/harness/scripts.py", "pyproject.toml")
+SHARED = (
+    *("tests/conftest.py", "tests/lint.py", "pyproject.toml"),
+    *("tests/harness/scripts.py", "tests/harness/sources.py"),
+)
 TOOLS = (
     [sys.executable, "-m", "ruff", "format", "--check", "."],
     [sys.executable, "-m", "ruff", "check", "."],

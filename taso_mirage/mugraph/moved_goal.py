@@ -15,12 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.terms import ABSENT, Graph, Node, constant, is_constant, substitute, topological, variable
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    constant,
+    is_constant,
+    is_part,
+    substitute,
+    topological,
+    variable,
+    with_args,
+)
 from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import same_results
 from taso_mirage.mugraph.derivations.scalar_terms import below
@@ -31,7 +44,7 @@ from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import TermBuilder, term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -88,7 +101,7 @@ def moved_goal(goal: Graph) -> MovedGoal:
     reach the operands.
     """
     same = MovedGoal(goal, goal, goal.inputs)
-    whole = inlined(goal.outputs)
+    whole = _unfolded(inlined(goal.outputs))
     if not any(n.op in MOVING for n in topological(whole)):
         return same
     pushing = _Pushing(frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight")))
@@ -99,6 +112,51 @@ def moved_goal(goal: Graph) -> MovedGoal:
     given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
     inputs = tuple([leaf for leaf in given if leaf in read])
     return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
+
+
+class _MovementTerms(TermBuilder):
+    """Terms of operators also for the primitives that move elements."""
+
+    def slice(self, a: Node, axis: int, start: Dim, stop: Dim, step: int = 1) -> Node:
+        return term("slice", a, axes=(axis,), starts=(start,), ends=(stop,), steps=(step,))
+
+    def concat(self, xs: Sequence[Node], axis: int) -> Node:
+        return term("concat", *xs, axis=axis)
+
+    def take(self, a: Node, indices: Node, axis: int) -> Node:
+        return term("gather", a, indices, axis=axis)
+
+    def reshape(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("reshape", a, shape=tuple(shape))
+
+    def transpose(self, a: Node, perm: Sequence[int]) -> Node:
+        return term("transpose", a, perm=tuple(perm))
+
+    def expand(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("expand", a, shape=tuple(shape))
+
+    def __getattribute__(self, name: str) -> Any:
+        own = name in vars(_MovementTerms)
+        return object.__getattribute__(self, name) if own else super().__getattribute__(name)
+
+
+def _unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The outputs with every other operator that moves elements (a split, a tile) as those of
+    MOVING."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
+        whole = new.args[0] if is_part(new) else new
+        made = None
+        if whole.args and whole.op not in MOVING:
+            try:
+                made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
+            except TasoMirageError:
+                made = None
+        part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
+        moving = isinstance(part, Node) and any(n.op in MOVING for n in topological([part], stop=whole.args))
+        done[node] = part if moving and isinstance(part, Node) else new
+    return tuple([done[output] for output in outputs])
 
 
 def core_labels(goal: Graph) -> Labelled:

@@ -26,6 +26,7 @@ ROTATED = term("concat", term("neg", part(X, 3, 8, 16)), part(X, 3, 0, 8), axis=
 PROJECTED = term("reshape", term("matmul", A, W), shape=(8, 3, 4, 4))
 KEYS = term("concat", PAST, term("mul", NEW, constant(2.0, "float32")), axis=2)
 GATES = leaf("gates", "float32", 8, 32)
+HALVES = [term("item", term("split", GATES, axis=1, split=(16, 16)), index=i) for i in range(2)]
 CACHE = leaf("cache", "float32", 4, 12, 8)
 LEFT, RIGHT = leaf("left", "float32", 6, 8), leaf("right", "float32", 6, 8)
 PICTURE = leaf("picture", "float32", 3, 6, 6)
@@ -54,6 +55,7 @@ GOALS: dict[str, Sequence[Node]] = {
     "padded": [term("exp", term("pad", term("relu", A), pads=(0, 1, 0, 2), value=0.5))],
     "rows of a softmax": [part(term("softmax", A, axis=1), 0, 2, 7)],
     "reversed rows of a product": [part(term("relu", term("matmul", A, W)), 0, 7, -1, -1)],
+    "halves of a split": [term("mul", HALVES[0], term("sigmoid", HALVES[1]))],
     "gathered columns": [term("gather", term("matmul", A, W), constant(np.array([3, -1, 0])), axis=1)],
     "window of a cache": [windowed()],
     "neighbours": [neighbours()],

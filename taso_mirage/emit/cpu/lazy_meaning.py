@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from math import prod
 from typing import Any
 
@@ -128,7 +128,26 @@ class LazyMeaning(Meaning[LoopValue]):
     def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
         letters = contraction(equation, len(a.shape), len(b.shape))
         type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
+        for side, x in enumerate((a, b)):
+            if isinstance(x, Concat) and all(isinstance(part, CppBuffer) for part in x.args):
+                return self._contracted_parts(equation, letters, (a, b), side)
         return Contract(type.dtype, type.shape or (), letters, args=(a, b))
+
+    def _contracted_parts(
+        self, equation: str, letters: tuple[str, str, str], pair: tuple[LoopValue, LoopValue], side: int
+    ) -> LoopValue:
+        """The contraction of each part of an operand whose parts lie in memory, which is not
+        copied: their sum, or side by side."""
+        whole, other = pair[side], pair[1 - side]
+        assert isinstance(whole, Concat)
+        letter, at = letters[side][whole.axis], letters[1 - side].find(letters[side][whole.axis])
+        parts: list[LoopValue] = []
+        for part, start in zip(whole.args, whole.starts(), strict=True):
+            own = other if at < 0 else self.slice(other, at, start, start + part.shape[whole.axis])
+            parts.append(self.contract(equation, *((part, own) if side == 0 else (own, part))))
+        if letter in letters[2]:
+            return self.concat(parts, letters[2].index(letter))
+        return reduce(lambda x, y: self.map(np.add, x, y), parts)
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
         kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
@@ -196,20 +215,31 @@ class LazyMeaning(Meaning[LoopValue]):
 
     def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
         type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
-        shape, begin, end = type.shape or (), int(start), int(stop)
+        shape = type.shape or ()
         if shape == a.shape and step == 1:
             return a
         if isinstance(a, Concat) and a.axis != axis:
-            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, begin, end, step) for p in a.args]))
-        if isinstance(a, Concat) and step == 1 and begin < end:
-            parts = []
-            for part, at in zip(a.args, a.starts(), strict=True):
-                low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
-                parts += [self.slice(part, axis, low, high)] if low < high else []
+            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, start, stop, step) for p in a.args]))
+        if isinstance(a, Concat) and step == 1 and (parts := self._parts_between(a, start, stop)):
             return self.concat(parts, axis)
         axes = list(own_axes(shape))
-        axes[axis] = begin, ((axis, step),)
+        axes[axis] = start, ((axis, step),)
         return view_of(a, shape, axes)
+
+    def _parts_between(self, a: Concat, start: Dim, stop: Dim) -> list[LoopValue]:
+        """The parts of a tensor between two places along its axis; none where they depend on the
+        values of sizes."""
+        starts, axis = [*a.starts(), a.shape[a.axis]], a.axis
+        if start in starts and stop in starts:
+            return list(a.args[starts.index(start) : starts.index(stop)])
+        parts: list[LoopValue] = []
+        for part, at in zip(a.args, starts, strict=False):
+            low, high, size = start - at, stop - at, part.shape[axis]
+            if not (isinstance(low, int) and isinstance(high, int) and isinstance(size, int)):
+                return []
+            low, high = max(low, 0), min(high, size)
+            parts += [self.slice(part, axis, low, high)] if low < high else []
+        return parts
 
     def pad(
         self,
