@@ -7,11 +7,9 @@ indices are rows of the tensors that they are for.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,7 +84,9 @@ def _drawn(x: Node, readers: Sequence[Node], rng: np.random.Generator) -> Any:
     if x.dtype.startswith(("float", "bfloat")):
         return rng.standard_normal(shape).astype(x.dtype)
     read = [[int(n) for n in r.args[0].shape] for r in readers if r.op in ROWS and r.args[0] is not x]
-    return rng.integers(0, max(min([2, *map(min, read)]) if not read else min(map(min, read)), 1), shape).astype(x.dtype)
+    return rng.integers(0, max(min([2, *map(min, read)]) if not read else min(map(min, read)), 1), shape).astype(
+        x.dtype
+    )
 
 
 def exact(goal: Graph, given: Sequence[Any]) -> list[Any]:

@@ -25,9 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -43,6 +41,7 @@ import goal_checks  # noqa: E402
 from goal_compositions import composition  # noqa: E402
 from goal_corpus import CORPUS  # noqa: E402
 from goal_forms import FORMS  # noqa: E402
+from goals_table import STAGES, counts, refusals  # noqa: E402
 from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
@@ -51,8 +50,8 @@ from taso_mirage.mugraph.checkpoint import to_json  # noqa: E402
 from taso_mirage.rewriting.text import parse_graph  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
+NAMES = {"cpu": "goals-cpu2.json", "cuda": "goals-cuda.json"}
 LATE = "late: no answer within the limit"
-STAGES = ("expressed", "found", "proved", "compiled", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,28 +127,6 @@ def _on(target: str, step: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- what is said
 
 
-def counts(rows: Sequence[Mapping[str, Any]], target: str) -> dict[str, int]:
-    """How many goals came through each stage for a target."""
-    own = [{"expressed": row["expressed"], **row.get(target, {})} for row in rows]
-    return {stage: sum(bool(each.get(stage)) for each in own) for stage in STAGES}
-
-
-def refusals(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """How often each text of a refusal occurs, without the types of its term."""
-    found: Counter[str] = Counter()
-    for row in rows:
-        problems = {"expressed": row.get("problem")} | {t: row.get(t, {}).get("problem") for t in ("cpu", "gpu")}
-        found.update(f"{stage}: {general(text)}" for stage, text in problems.items() if text)
-    return found
-
-
-def general(text: str) -> str:
-    """A text without shapes and numbers, so that equal refusals are one."""
-    text = re.sub(r"\(?(Tensor\([^()]*\([^()]*\)\)(, )?)+\)?", "T", text)
-    text = re.sub(r"\b(float|int|uint|bool|bfloat)\d*\[[^\]]*\]", "T", text)
-    return re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "N", text)
-
-
 def shown(row: Mapping[str, Any], targets: Sequence[str]) -> str:
     """A line for a goal."""
     states = [f"{t} {next((s for s in STAGES[::-1] if row.get(t, {}).get(s)), '-')}" for t in targets]
@@ -179,7 +156,7 @@ def main() -> None:
     ]
     setting = {key: getattr(options, key) for key in ("seed", "count", "budget", "limit", "targets")}
     head = {"bench": "goals", "device": options.device, "versions": {"taso-mirage": __version__}, **setting}
-    output = options.output or ROOT / "bench" / "results" / f"goals-{options.device}.json"
+    output = options.output or ROOT / "bench" / "results" / NAMES[options.device]
     rows, done = Rows(output, head), list[dict[str, Any]]()
     workers = Workers(f"goal_checks:{goal_checks.step.__name__}", options.jobs, options.limit)
     with closing(workers) as ask, ThreadPoolExecutor(options.jobs) as threads:
@@ -189,8 +166,8 @@ def main() -> None:
             print(shown(row, options.targets), flush=True)
     for target in options.targets:
         print(target, f"of {len(done)}:", ", ".join(f"{n} {stage}" for stage, n in counts(done, target).items()))
-    for text, n in refusals(done).most_common():
-        print(f"{n:4} {text}")
+    for (place, text), n in refusals(done).most_common():
+        print(f"{n:4} {place}: {text}")
     print(f"wrote {output}")
 
 
