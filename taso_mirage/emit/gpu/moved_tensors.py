@@ -38,11 +38,7 @@ class MovedTensor:
             yield from (*piece.index, *piece.conditions)
         for _, row in self.map.rows:
             yield from (*row.index, *row.conditions, row.count)
-<<<<<<< HEAD
         yield from (stride for buffer in self.buffers.values() for stride in buffer.strides)
-=======
-        yield from (stride for buffer in self.sources for stride in buffer.strides)
->>>>>>> main
 
 
 OperandTensor: TypeAlias = TritonBuffer | MovedTensor
