@@ -196,7 +196,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     assert found_as(gated(down=True), wanted, kernels=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]
