@@ -1,4 +1,4 @@
-"""The kinds of operators, as regions of kernels distinguish them, and those of quantized weights."""
+"""The kinds of operators, as regions of kernels distinguish them; those of quantized weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The kernel of one plugin, read from a custom node's attributes: the plan in text (its format is in
-runtime/cpp/plan.h), the images, and the tensors of both at the model's sizes."""
+"""The kernel of one plugin, read from a custom node's attributes: the plan in text (its format is
+in runtime/cpp/plan.h), the images, and the tensors of both at the model's sizes."""
 
 from __future__ import annotations
 
