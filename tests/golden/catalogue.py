@@ -26,6 +26,7 @@ sys.path[:0] = [
     *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")}),
 ]
 
+import moved_operands  # noqa: E402
 import mugraphs  # noqa: E402
 import test_batches as batches  # noqa: E402
 import test_block_linear as block_linear  # noqa: E402
@@ -79,6 +80,9 @@ def gpu_graphs() -> Iterator[tuple[str, Graph]]:
     }
     for name, make in made.items():
         yield f"kernels/{name}", make()[0]
+    for name, moved in moved_operands.MOVED.items():
+        if name != moved_operands.IN_BODIES:
+            yield f"moved/{name}", moved("float16")
     for each in FORM_TESTS:
         yield from getattr(each, "gpu_golden", tuple)()
     for name, of_weights in stationary.FORMS.items():

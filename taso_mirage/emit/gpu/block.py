@@ -21,6 +21,7 @@ from taso_mirage.emit.gpu.clusters import combined
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.forms import LaunchedFunction, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor, buffers_of
 from taso_mirage.emit.gpu.names import fixed_ids
 from taso_mirage.emit.gpu.order import Order, ordered
 from taso_mirage.emit.gpu.products import LAYOUT, elements, signed, tile_product, vector_dot
@@ -66,7 +67,7 @@ class TritonBlock(LaunchedFunction):
         self,
         node: Node,
         name: str,
-        reads: Sequence[TritonBuffer],
+        reads: Sequence[OperandTensor],
         writes: Sequence[TritonBuffer | None],
         sizes: Sequence[str] = (),
     ) -> None:
@@ -162,7 +163,7 @@ class TritonBlock(LaunchedFunction):
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         term, memory = self.term, self.memory
         names = tuple([buffer.name for _, buffer in memory.tensors])
-        later = any(buffer.role == "scratch" for buffer in term.reads)
+        later = any(buffer.role == "scratch" for x in term.reads for buffer in buffers_of(x))
         blocks = math.prod(map(usual_size, term.grid))
         guess = guessed(blocks, term.loop, memory.largest, memory.in_flight, later)
         guess = replace(guess, warps=warps(term.products) or guess.warps, precision=self.tiles.single or IEEE)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from taso_mirage.emit.gpu.epilogue import Epilogue
-from taso_mirage.emit.gpu.forms import Buffers, LaunchedFunction, own_names, reserved_names
+from taso_mirage.emit.gpu.forms import Buffers, LaunchedFunction, Operands, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
-from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch, guessed, not_specialized
+from taso_mirage.emit.gpu.moved_tensors import MovedTensor
+from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed, not_specialized
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, Statement
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
@@ -32,9 +33,11 @@ class FormFunction(LaunchedFunction):
     `free`: the sizes that a run gives. Raises Unsupported as `_read_sizes` does.
     """
 
-    def __init__(self, node: Node, name: str, reads: Buffers, writes: Buffers, sizes: Sequence[str] = ()) -> None:
+    def __init__(self, node: Node, name: str, reads: Operands, writes: Buffers, sizes: Sequence[str] = ()) -> None:
         self.node, self.name = node, name
-        self.buffers = [b for b in (*reads, *writes) if b is not None]
+        if any(isinstance(x, MovedTensor) for x in reads):
+            raise Unsupported(f"{node.op} of an operand that is moved elements; its operands are tensors in memory")
+        self.buffers = [b for b in (*reads, *writes) if isinstance(b, TritonBuffer)]
         self.free = tuple(sizes) if any(not isinstance(n, int) for n in node.args[0].shape) else ()
         self._read_sizes()
         self.taken: frozenset[str] | None = None

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from taso_mirage.emit.discovery import discovered
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor
 from taso_mirage.emit.gpu.program import WORDS, LaunchSchedule, TritonBuffer, TritonLaunch
 from taso_mirage.ir.terms import Node
 
@@ -41,7 +42,8 @@ class LaunchedFunction(ABC):
 
 
 Buffers: TypeAlias = Sequence[TritonBuffer | None]
-WriteFunction: TypeAlias = Callable[[Node, str, Buffers, Buffers, Sequence[str]], LaunchedFunction]
+Operands: TypeAlias = Sequence[OperandTensor | None]
+WriteFunction: TypeAlias = Callable[[Node, str, Operands, Buffers, Sequence[str]], LaunchedFunction]
 
 
 @dataclass(frozen=True, slots=True)
