@@ -46,8 +46,7 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.horizontal import groups
-from taso_mirage.regions.quantized_products import of_integers, operands_read, sums_integers
-from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels
+from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region, and of inputs of one of its lanes."""
