@@ -29,6 +29,13 @@ def followed(xp, y, others, body: Graph | None):
     return found
 
 
+def divided(others, body: Graph | None):
+    """The tensors that the epilogue of an operator reads, and the remaining ones, which its
+    prologue reads."""
+    count = 0 if body is None else len(body.inputs) - 1
+    return others[:count], others[count:]
+
+
 def squared(*shape):
     """y + b, squared."""
     y, b = variable("y", Tensor("float32", (1, *shape))), variable("b", Tensor("float32", (1, shape[0], 1, 1)))

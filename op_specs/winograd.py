@@ -12,9 +12,10 @@ import numpy as np
 from op_specs.activations import relu as rectified
 from op_specs.arithmetic import add
 from op_specs.conv import check_bias
+from op_specs.epilogues import divided, followed, raised
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.terms import Literal
+from taso_mirage.ir.terms import Graph, Literal
 from taso_mirage.operators.ops import Ints, op
 
 HALVES = {0: "", 3: "1", 5: "2/3 3/2", 9: "2/5 4/5 5/4 5/2"}
@@ -27,14 +28,29 @@ it: Barabasz et al., TOMS 2020."""
 
 @op()
 def winograd(
-    xp, x, w, b=None, z=None, *, pads: Ints, group: int = 1, tile: Ints = (2, 2), block: Ints = (16, 1), relu: int = 0
+    xp,
+    x,
+    w,
+    b=None,
+    z=None,
+    *others,
+    pads: Ints,
+    group: int = 1,
+    tile: Ints = (2, 2),
+    block: Ints = (16, 1),
+    relu: int = 0,
+    body: Graph | None = None,
+    prologue: Graph | None = None,
 ):
-    """(n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w') -> (n,g*o,h',w'): conv of x and w with stride
-    1, then z is added, then relu.
+    """(n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w'), tensors -> (n,g*o,h',w'): conv of x and w
+    with stride 1, then z is added, then relu.
 
+    `body`, `prologue`: the epilogue of the result, and the prologue of x, with the other tensors.
     `tile`: results of a tile along either axis; `block`: how many tiles a block of the grid has,
     and into how many parts the output channels are cut, which changes nothing.
     """
+    after, before = divided(others, body)
+    x = followed(xp, x, before, prologue)
     (n, c, *sizes), (o, d, *kernel) = xp.shape(x), xp.shape(w)
     if (
         xp.rank(x) != 4
@@ -69,7 +85,7 @@ def winograd(
         if xp.shape(z) != xp.shape(y):
             raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
         y = add(xp, y, z)
-    return rectified(xp, y) if relu else y
+    return followed(xp, rectified(xp, y) if relu else y, after, body)
 
 
 def transforms(tile: int, kernel: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
@@ -108,3 +124,14 @@ winograd.example(
 )
 winograd.example("float32[1,2,5,6]", "float32[3,2,5,5]", pads=(2, 2, 2, 2))
 winograd.example("float32[1,2,3,6]", "float32[3,2,1,7]", pads=(0, 3, 0, 3), tile=(1, 4))
+winograd.example(
+    "float32[1,2,5,5]",
+    "float32[3,2,3,3]",
+    None,
+    None,
+    "float32[3,1,1]",
+    "float32[1,2,1,1]",
+    pads=(1, 1, 1, 1),
+    body=raised(),
+    prologue=raised(),
+)

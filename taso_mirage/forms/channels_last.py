@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
+from taso_mirage.emit.gpu.epilogue import writes_function
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
@@ -201,7 +202,7 @@ def is_half_convolution(node: Node) -> bool:
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
     if not is_half_convolution(node):
         return []
-    return following(node, users, wanted, of_results_or_channels, position)
+    return following(node, users, wanted, of_results_or_channels, writes_function, position)
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:

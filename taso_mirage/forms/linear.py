@@ -1,5 +1,5 @@
-"""Products with a weight as kernels for the CPU, with the following sums; weights are stored in the
-order of their use.
+"""Products with a weight as kernels for the CPU, with the elementwise operators that follow; weights
+are stored in the order of their use.
 
 A runtime's product of one row waits for its weights, and for the translation of their addresses.
 Weights are read 1.2 times as fast from large pages, and twice as fast if they are stored in half
@@ -20,8 +20,10 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
+from taso_mirage.emit.cpu.elementwise import writes_function
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.forms.base.epilogues import MEMBERS, ScalarFunction, broadcasts, following, read_function
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import FollowingStep, followed
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
@@ -31,6 +33,7 @@ from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, work
+from taso_mirage.rewriting.derived_traits import elementwise
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 from taso_mirage.verdicts import Evidence, Failure
 
@@ -39,6 +42,9 @@ INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8
 (`block_linear.h`): columns and rows."""
 NARROW_ROWS = 8
 """The number of rows of a tile up to which weights may have their narrow format (`linear.h`)."""
+MOST_OF_FREE = 6
+"""The number of rows of a tile of few rows where a run gives how many rows there are, and more than
+one tile has."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
@@ -80,6 +86,8 @@ class WeightProduct:
     """The attributes of a product with weights of few bits in blocks."""
     biased: bool = False
     """Whether the product itself has the bias."""
+    follows: ScalarFunction | None = None
+    """The function of the result, if more follows than sums."""
 
     @property
     def product(self) -> Node:
@@ -99,14 +107,17 @@ class WeightProduct:
         made = self.product
         for other in (ABSENT if self.biased else self.b, self.z):
             made = made if other is ABSENT else term("add", made, other)
-        return made
+        return made if self.follows is None else self.follows.of(made)
 
     def mugraph(self, block: tuple[int, int, int]) -> Node:
         """With prepared weights."""
         how = {key: value for key, value in self.form if key in ("bits", "block_size")}
         whole = self.zeros is ABSENT or self.zeros.dtype == "uint8"
         how |= {"digits": 2} if whole and dict(self.form).get("accuracy_level") == ROUNDING else {}
-        return term("linear", self.x, self.w, self.b, self.z, self.scales, self.zeros, block=block, **how)
+        operands = (self.x, self.w, self.b, self.z, self.scales, self.zeros)
+        if self.follows is None:
+            return term("linear", *operands, block=block, **how)
+        return term("linear", *operands, *self.follows.others, block=block, body=self.follows.body, **how)
 
     @property
     def digits(self) -> tuple[int | None, int | None]:
@@ -134,7 +145,8 @@ class WeightProduct:
         return _evidence(self._small())
 
     def _small(self) -> WeightProduct:
-        """This product with few rows, columns and blocks."""
+        """This product with few rows, columns and blocks, without the function that follows, which
+        is the same terms in the goal."""
         rows, form = (2,) * (len(self.x.shape) - 1), dict(self.form)
         shapes: dict[str, tuple[int, ...]] = {"x": (*rows, 3), "w": (3, 5), "b": (5,), "z": (*rows, 5)}
         if form:
@@ -235,7 +247,7 @@ def shared_operand(node: Node) -> Node | None:
     return names.get("x")
 
 
-def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
+def summed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     """A product of a model with the sums that alone read it: of a bias, if it has none itself, then
     of a tensor of the shape of the result."""
     biased = any(each.match(node) is not None for each in BIASED)
@@ -246,9 +258,38 @@ def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     return followed(node, users, wanted, map(takes, (node.shape[-1:], node.shape)[biased:]))
 
 
+def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
+    """A product of a model with its epilogue. It has only sums if a function of another product of
+    the same x is next to it (a gate): kernels of both are joined, and the gate with them."""
+    members = following(node, users, wanted, _reads, writes_function)
+    gated = any(elementwise(u.op) and any(_is_beside(a, node) for a in u.args) for u in users(members[-1]))
+    return summed_product(node, users, wanted) if gated else members
+
+
+def _reads(node: Node, product: Node) -> bool:
+    return broadcasts(node, product) and not _is_beside(node, product)
+
+
+def _is_beside(node: Node, product: Node) -> bool:
+    """Whether a tensor is a function of another product of the same x."""
+    x, waiting = _data(product), [node]
+    for each in waiting:
+        if each is not product and x is not None and _data(each) is x:
+            return True
+        if each.args and elementwise(each.op) and len(waiting) < MEMBERS:
+            waiting += [a for a in each.args if a not in waiting]
+    return False
+
+
+def _data(node: Node) -> Node | None:
+    """The x of a product; None for other terms."""
+    names = next((found for each in MULTIPLIED if (found := each.match(node)) is not None), None)
+    return None if names is None else names["x"]
+
+
 def weight_products(goal: Graph) -> WeightProducts | None:
-    """Read a goal whose outputs are all of `followed_product`; None for other goals."""
-    made = [_with_sums(output, goal) for output in goal.outputs]
+    """Read a goal whose outputs are all products with epilogues; None for other goals."""
+    made = [_with_sums(output, goal) or _followed(output, goal) for output in goal.outputs]
     parts = tuple([part for part in made if part is not None])
     one = all(part.x is parts[0].x and part.digits == parts[0].digits for part in parts)
     return WeightProducts(parts) if len(parts) == len(made) and one and (len(parts) == 1 or parts[0].form) else None
@@ -278,6 +319,17 @@ def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
     return None
 
 
+def _followed(whole: Node, goal: Graph) -> WeightProduct | None:
+    """A result as any function of a product and of given tensors."""
+    found = read_function(whole, lambda node: _multiplied(node, {}) is not None)
+    made = None if found is None else _multiplied(found[0], {})
+    if found is None or made is None:
+        return None
+    made = replace(made, follows=found[1])
+    operands = {*made.known, made.x, made.b, *found[1].others} - {ABSENT}
+    return made if made.goal() == whole and operands <= {*goal.inputs} else None
+
+
 @lru_cache(maxsize=64)
 def _evidence(made: WeightProduct) -> Evidence | Failure:
     """At small sizes: the algebra depends on none of them."""
@@ -290,7 +342,7 @@ def _evidence(made: WeightProduct) -> Evidence | Failure:
 
 def _instance(node: Node) -> TemplateInstance:
     """With scales its weights are blocks of few bits."""
-    return _of_blocks(node) if len(node.args) > 4 else _of_floats(node)
+    return _of_floats(node) if (*node.args, *[ABSENT] * 4)[4] is ABSENT else _of_blocks(node)
 
 
 def _of_floats(node: Node) -> TemplateInstance:
@@ -305,7 +357,17 @@ def _of_floats(node: Node) -> TemplateInstance:
         layout=(columns, most == NARROW_ROWS),
         switches=(free,),
         rows=rows if free else 0,
+        results=_results(node, MOST_OF_FREE if free and most == NARROW_ROWS else most),
     )
+
+
+def _results(node: Node, many: int) -> str:
+    """The class that lists the results of a block; of a free number of rows a tile has at most
+    `many`, where there are more than one tile has."""
+    columns, most, parts = node.attr("block")
+    rows = dim_product(node.shape[:-1])
+    free = isinstance(rows, Symbolic)
+    return f"Strip<{most if free else rows}, {node.shape[-1]}, {columns}, {most}, {many}, {parts}, {str(free).lower()}>"
 
 
 def _of_blocks(node: Node) -> TemplateInstance:
@@ -327,6 +389,7 @@ def _of_blocks(node: Node) -> TemplateInstance:
         fixed=x.shape[-1:],
         rows=rows if free else 0,
         weights=(1, 4, 5),
+        results=_results(node, most),
         first=(rows, bytes, bits) if most & (most - 1) == 0 else (0, 0, 0),
     )
 

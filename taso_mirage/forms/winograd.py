@@ -1,5 +1,5 @@
-"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the
-relu that follow.
+"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the elementwise
+operators that follow.
 
 The evidence is that of other goals: a muGraph is verified against its goal at small sizes, because
 its algebra depends neither on the channels nor on the number of tiles.
@@ -8,15 +8,17 @@ its algebra depends neither on the channels nor on the number of tiles.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
 
 from taso_mirage.devices.device import Device
+from taso_mirage.emit.cpu.elementwise import writes_function
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
+from taso_mirage.forms.base.epilogues import ScalarFunction, following, of_results_or_channels, read_function
 from taso_mirage.forms.base.form import Form, IsWanted, Users
-from taso_mirage.forms.base.members import RECTIFIED, followed_convolution
+from taso_mirage.forms.base.members import RECTIFIED
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.mugraph.found import FoundMuGraph
@@ -56,6 +58,8 @@ class Convolution:
     pads: tuple[int, ...]
     relu: bool
     group: int = 1
+    follows: ScalarFunction | None = None
+    """The function of the result, if more follows than a sum and a relu."""
     slack = 1.0
     """The largest slow-down of the kernel alone, relative to the runtime."""
     large, once, joins = True, False, False
@@ -85,17 +89,20 @@ class Convolution:
         attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
         made = term("conv", self.x, self.w, self.b, **attrs)
         made = made if self.z is ABSENT else term("add", made, self.z)
-        return term("relu", made) if self.relu else made
+        made = term("relu", made) if self.relu else made
+        return made if self.follows is None else self.follows.of(made)
 
     def mugraph(self, tile: tuple[int, int], block: tuple[int, int]) -> Node:
         """The term by minimal filtering."""
-        operands = (self.x, self.w, self.b, self.z)
+        operands = (self.x, self.w, self.b, self.z, *(() if self.follows is None else self.follows.others))
         how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
+        how |= {} if self.follows is None else {"body": self.follows.body}
         return term("winograd", *operands, **how)
 
     def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
         """This convolution with few channels, groups and tiles, whose last tiles are cut in the
-        same way; and its leaves."""
+        same way, without the function that follows, which is the same terms in the goal; and its
+        leaves."""
         groups = min(self.group, 2)
         kernel, sides = self.kernel, []
         for i, size in enumerate(self.x.shape[2:]):
@@ -159,7 +166,7 @@ def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution 
 
 
 def convolution(goal: Graph) -> Convolution | None:
-    """Read a goal of `followed_convolution`; None for other goals."""
+    """Read a goal of a convolution and its epilogue; None for other goals."""
     if len(goal.outputs) != 1:
         return None
     rectified = RECTIFIED.match(goal.outputs[0])
@@ -167,7 +174,20 @@ def convolution(goal: Graph) -> Convolution | None:
     summands = node.args if ADDED.match(node) is not None else ()
     sums = [(node, ABSENT), *zip(summands, summands[::-1], strict=True)]
     made = (_convolved(each, z, rectified is not None) for each, z in sums)
-    return next((each for each in made if each is not None), None)
+    given = {ABSENT, *(x for x in goal.inputs if x.type == node.type)}
+    usual = next((each for each in made if each is not None and each.z in given), None)
+    return _followed(goal) if usual is None else usual
+
+
+def _followed(goal: Graph) -> Convolution | None:
+    """A convolution and any function of its result and of given tensors."""
+    (whole,) = goal.outputs
+    found = read_function(whole, lambda node: _convolved(node) is not None)
+    made = None if found is None else _convolved(found[0])
+    if found is None or made is None or not {*found[1].others} <= {*goal.inputs}:
+        return None
+    made = replace(made, follows=found[1])
+    return made if made.goal() == whole else None
 
 
 @lru_cache(maxsize=256)
@@ -204,12 +224,14 @@ def _instance(node: Node) -> TemplateInstance:
         sides=tile,
         switches=(bool(node.attr("relu")),),
         fixed=x.shape[1:],
+        columns=2,
+        results=f"Planes<{', '.join(map(str, (group, result[0], *node.shape[2:], *tile, *block)))}>",
         times=images if free else 1,
     )
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
-    return followed_convolution(node, users, wanted) if is_convolution(node) else []
+    return following(node, users, wanted, of_results_or_channels, writes_function) if is_convolution(node) else []
 
 
 FORM = Form(CpuProgram("winograd", _instance), convolution, _members)

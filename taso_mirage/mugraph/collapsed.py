@@ -71,9 +71,9 @@ def runs_without(runs: LabelRuns, names: Collection[str]) -> LabelRuns:
 
 def same_results(goal: Graph, other: Graph) -> bool:
     """Whether two graphs give the same numbers in row-major order on the same random inputs in
-    float64."""
+    float64. Integers may be rows: they are -1, 0 or 1."""
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=x.shape) if x.dtype != "bool" else rng.integers(0, 2, x.shape) > 0 for x in goal.inputs]
+    arrays = [_drawn(x, rng) for x in goal.inputs]
     found = []
     for graph in (goal, other):
         given = {x: EXACT.load(a.reshape(x.shape)) for x, a in zip(graph.inputs, arrays, strict=True)}
@@ -83,6 +83,12 @@ def same_results(goal: Graph, other: Graph) -> bool:
             return False
         found.append([np.asarray(values[o], np.float64).ravel() for o in graph.outputs])
     return all(np.allclose(a, b, rtol=0, atol=CLOSE * _largest(b), equal_nan=True) for a, b in zip(*found, strict=True))
+
+
+def _drawn(leaf: Node, rng: np.random.Generator) -> np.ndarray:
+    if leaf.dtype == "bool":
+        return rng.integers(0, 2, leaf.shape) > 0
+    return rng.integers(-1, 2, leaf.shape) if leaf.dtype in ("int32", "int64") else rng.normal(size=leaf.shape)
 
 
 def _largest(values: np.ndarray) -> float:

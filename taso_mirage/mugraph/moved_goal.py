@@ -5,7 +5,7 @@ A movement along one axis is a vector: for each new position the old one, or ANY
 takes another operand. It passes through every operator whose result at a position of the axis
 depends on its operands at that position alone, which the operator's labels say
 (`label_trace.py`): elementwise operators, products along their rows and columns, folds over other
-axes, layouts. What reaches the inputs is a movement term over them; to the search it is an input of
+axes, layouts. At the inputs it is a movement term over them, which is to the search an input of
 its own. A concatenation of computed parts is a selection among them.
 """
 
@@ -15,12 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.terms import ABSENT, Graph, Node, constant, is_constant, substitute, topological, variable
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    constant,
+    is_constant,
+    is_part,
+    substitute,
+    topological,
+    variable,
+    with_args,
+)
 from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import same_results
 from taso_mirage.mugraph.derivations.scalar_terms import below
@@ -30,8 +43,8 @@ from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.movements import is_moved
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.movements import index_map, is_index_map, is_moved
+from taso_mirage.operators.ops import TermBuilder, term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -42,6 +55,8 @@ MOVING = ("slice", "concat", "pad", "gather")
 """The operators that move elements between axes; others are defined by them."""
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
+NUMBERED = 2**22
+"""The largest number of elements of an operand whose index map is compared at each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +81,82 @@ class MovedGoal:
             self.goal.inputs, substitute(graph.outputs, dict(zip(self.core.inputs, self.operands, strict=True)))
         )
 
+    def is_equal(self) -> bool:
+        """Whether the core over its operands is proved equal to the goal; for gathers, of which the
+        prover knows too little, whether their numbers are equal at the sizes that they have. And
+        whether the index map of each operand gives its elements."""
+        other = self.restored(self.core)
+        if not isinstance(prove_symbolic(self.goal.outputs, other.outputs), Proved):
+            few = sum(work(n, {}).flops for n in (*self.goal, *other) if n.args) <= COMPUTED
+            if not few or not same_results(self.goal, other):
+                return False
+        return all(is_index_map(x, index_map(x)) for x in self.operands if x.args and prod(x.shape) <= NUMBERED)
+
 
 @lru_cache(maxsize=1024)
 def moved_goal(goal: Graph) -> MovedGoal:
-    """The goal with its movements at the operands, proved or computed to be equal to it.
+    """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
 
-    Raises Unsupported, which names the operator and what is missing, where a movement does not
+    Raises Unsupported, which names the operator and its lack, where a movement does not
     reach the operands.
     """
     same = MovedGoal(goal, goal, goal.inputs)
-    whole = inlined(goal.outputs)
+    whole = _unfolded(inlined(goal.outputs))
     if not any(n.op in MOVING for n in topological(whole)):
         return same
-    pushing = _Pushing()
+    pushing = _Pushing(frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight")))
     outputs = tuple([pushing.built(output) for output in whole])
     if outputs == whole:
         return same
     read = [n for n in topological(outputs) if n.op == "input"]
     given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
     inputs = tuple([leaf for leaf in given if leaf in read])
-    made = MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
-    if not _is_same(goal, made.restored(made.core)):
-        raise Unsupported("the movements of the graph are not proved equal at its operands")
-    return made
+    return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
 
 
-def _is_same(goal: Graph, other: Graph) -> bool:
-    """Whether two graphs over the same inputs are proved equal; for gathers, of which the prover
-    knows too little, whether their numbers are equal at the sizes that they have."""
-    if isinstance(prove_symbolic(goal.outputs, other.outputs), Proved):
-        return True
-    few = sum(work(n, {}).flops for n in (*goal, *other) if n.args) <= COMPUTED
-    return few and same_results(goal, other)
+class _MovementTerms(TermBuilder):
+    """Terms of operators also for the primitives that move elements."""
+
+    def slice(self, a: Node, axis: int, start: Dim, stop: Dim, step: int = 1) -> Node:
+        return term("slice", a, axes=(axis,), starts=(start,), ends=(stop,), steps=(step,))
+
+    def concat(self, xs: Sequence[Node], axis: int) -> Node:
+        return term("concat", *xs, axis=axis)
+
+    def take(self, a: Node, indices: Node, axis: int) -> Node:
+        return term("gather", a, indices, axis=axis)
+
+    def reshape(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("reshape", a, shape=tuple(shape))
+
+    def transpose(self, a: Node, perm: Sequence[int]) -> Node:
+        return term("transpose", a, perm=tuple(perm))
+
+    def expand(self, a: Node, shape: Sequence[Dim]) -> Node:
+        return term("expand", a, shape=tuple(shape))
+
+    def __getattribute__(self, name: str) -> Any:
+        own = name in vars(_MovementTerms)
+        return object.__getattribute__(self, name) if own else super().__getattribute__(name)
+
+
+def _unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The outputs with every other operator that moves elements (a split, a tile) as those of
+    MOVING."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
+        whole = new.args[0] if is_part(new) else new
+        made = None
+        if whole.args and whole.op not in MOVING:
+            try:
+                made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
+            except TasoMirageError:
+                made = None
+        part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
+        moving = isinstance(part, Node) and any(n.op in MOVING for n in topological([part], stop=whole.args))
+        done[node] = part if moving and isinstance(part, Node) else new
+    return tuple([done[output] for output in outputs])
 
 
 def core_labels(goal: Graph) -> Labelled:
@@ -110,8 +169,9 @@ def core_labels(goal: Graph) -> Labelled:
 
 @dataclass(slots=True)
 class _Pushing:
-    """`operands`: the input of the core for each movement term."""
+    """`operands`: the input of the core for each movement term; its name is none of `names`."""
 
+    names: frozenset[str]
     operands: dict[Node, Node] = field(default_factory=dict)
     built_: dict[Node, Node] = field(default_factory=dict)
     _pushed: dict[tuple[Node, int, bytes], Node] = field(default_factory=dict)
@@ -143,8 +203,10 @@ class _Pushing:
         """The input of the core for a movement of inputs."""
         if moved not in self.operands:
             names = sorted({n.attr("name") for n in topological([moved]) if n.op in ("input", "weight")})
-            name = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
-            self.operands[moved] = variable(name, moved.tensor)
+            said = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
+            while said in self.names:
+                said += "_"
+            self.operands[moved] = variable(said, moved.tensor)
         return self.operands[moved]
 
     # ------------------------------------------------------------ movements of computed terms

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate
-from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
+from taso_mirage.ir.terms import Node, Tensor, is_constant, numpy_dtype, topological
 from taso_mirage.meanings.conditions import Conditions
-from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position
-from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position, row_numbers
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.interpret import interpret, interpret_term
 
 Array = NDArray[Any]
 
@@ -51,8 +54,8 @@ def index_map(node: Node) -> IndexMap:
 def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
     """The tensor of an index map of fixed sizes, computed by numpy from its sources.
 
-    Raises ValueError where two pieces have the same position, or no piece has it and there is no
-    fill.
+    Raises ValueError where two pieces have the same position, where no piece has it and there is no
+    fill, and where an index is outside of its source.
     """
     shape = tuple([int(n) for n in found.shape])
     names: dict[str, Any] = {position(i): each for i, each in enumerate(np.indices(shape))}
@@ -66,17 +69,44 @@ def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
             holds &= numbers(condition) >= 0
         return holds
 
+    def read(source: Node, index: Sequence[Dim], at: Array) -> Array:
+        places = [numbers(e)[at] for e in index]
+        if any(((i < 0) | (i >= n)).any() for i, n in zip(places, arrays[source].shape, strict=True)):
+            raise ValueError("an index map reads outside of a source")
+        return np.asarray(arrays[source][tuple(places)])
+
     for name, row in found.rows:
-        read, at = np.zeros(shape, np.int64), here(row.conditions)
-        read[at] = arrays[row.source][tuple([numbers(e)[at] for e in row.index])]
-        count = int(row.count)
-        names[name] = np.clip(np.where(read < 0, read + count, read), 0, count - 1)
+        rows, at = np.zeros(shape, np.int64), here(row.conditions)
+        rows[at] = read(row.source, row.index, at)
+        names[name] = row_numbers(rows, int(row.count))
     made = np.full(shape, 0 if found.fill is None else found.fill, numpy_dtype(found.dtype))
     times = np.zeros(shape, np.int64)
     for piece in found.pieces:
         at = here(piece.conditions)
-        made[at] = np.asarray(arrays[piece.source])[tuple([numbers(e)[at] for e in piece.index])]
+        made[at] = read(piece.source, piece.index, at)
         times += at
     if times.max(initial=0) > 1 or (found.fill is None and times.min(initial=1) < 1):
         raise ValueError("the pieces of an index map are no partition of its positions")
     return made
+
+
+def is_index_map(node: Node, found: IndexMap) -> bool:
+    """Whether an index map of fixed sizes gives the elements of a term at every position, where
+    each element of its leaves is a number of its own and rows are random."""
+    rng = np.random.default_rng(0)
+    below = topological([node])
+    arrays: dict[Node, Array] = {n: n.attr("value").numpy() for n in below if is_constant(n)}
+    for gather in [n for n in below if n.op == "gather"]:
+        count = int(gather.args[0].shape[gather.attr("axis")])
+        rows = [n for n in topological([gather.args[1]]) if not n.args and n not in arrays]
+        arrays |= {n: rng.integers(-count, count, n.shape) for n in rows}
+    indices = {n for gather in below if gather.op == "gather" for n in topological([gather.args[1]])}
+    first = 1.0
+    for leaf in [n for n in below if not n.args and n not in indices]:
+        arrays[leaf] = first + np.arange(prod(map(int, leaf.shape)), dtype=np.float64).reshape(leaf.shape)
+        first += arrays[leaf].size
+    try:
+        made = moved_elements(replace(found, dtype="float64"), arrays)
+    except ValueError:
+        return False
+    return np.array_equal(made, interpret([node], EXACT, arrays)[node], equal_nan=True)

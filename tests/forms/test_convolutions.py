@@ -274,7 +274,7 @@ def found(*outputs: Node) -> list[list[str]]:
     return [[n.op for n in graph if n.args] for graph in made if any(n.op == "conv" for n in graph)]
 
 
-def test_a_region_is_a_convolution_with_the_sum_and_the_relu_that_alone_read_it() -> None:
+def test_a_region_is_a_convolution_with_the_elementwise_operators_that_alone_read_it() -> None:
     data, kernel, bias = x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3), w("b", 8)
     made = conv(data, kernel, bias)
     assert found(term("relu", made)) == [["conv", "relu"]]
@@ -282,9 +282,13 @@ def test_a_region_is_a_convolution_with_the_sum_and_the_relu_that_alone_read_it(
     assert found(term("relu", made), made) == [["conv"]]
     assert found(term("relu", made), term("neg", made)) == [["conv"]]
     assert found(term("relu", term("add", made, w("z", 1, 8, 6, 6)))) == [["conv"]]
-    assert found(term("add", made, x("z", 1, 8, 1, 1))) == [["conv"]]
-    assert found(term("tanh", made)) == [["conv"]]
-    assert found(term("add", made, made)) == [["conv"]]
+    assert found(term("add", made, x("z", 1, 8, 1, 1))) == [["conv", "add"]]
+    assert found(term("add", made, x("z", 1, 1, 6, 6))) == [["conv"]]
+    assert found(term("tanh", made)) == [["conv", "tanh"]]
+    assert found(term("add", made, made)) == [["conv", "add"]]
+    assert found(term("mul", made, term("sigmoid", made))) == [["conv", "sigmoid", "mul"]]
+    assert found(term("mul", made, term("sigmoid", made)), term("sigmoid", made)) == [["conv"]]
+    assert found(term("softmax", made, axis=1)) == [["conv"]]
 
 
 def test_convolutions_in_groups_are_regions() -> None:

@@ -183,15 +183,17 @@ def found(*outputs: Node, **sizes: int) -> list[list[str]]:
     return [[n.op for n in graph if n.args] for graph in made if weight_products(graph) is not None]
 
 
-def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
+def test_a_region_is_a_product_with_the_elementwise_operators_that_alone_read_it() -> None:
     data, weights, bias, z = x("x", 1, 1, 512), w("w", 512, 512), w("b", 512), x("z", 1, 1, 512)
     made = term("matmul", data, weights)
     assert found(made) == [["matmul"]]
     assert found(term("add", made, bias)) == [["matmul", "add"]]
     assert found(term("add", z, term("add", made, bias))) == [["matmul", "add", "add"]]
     assert found(term("add", z, made)) == [["matmul", "add"]]
-    assert found(term("add", term("add", z, made), data)) == [["matmul", "add"]]
-    assert found(term("add", made, made)) == [["matmul"]]
+    assert found(term("add", term("add", z, made), data)) == [["matmul", "add", "add"]]
+    assert found(term("add", made, made)) == [["matmul", "add"]]
+    assert found(term("gelu", term("add", made, bias))) == [["matmul", "add", "gelu"]]
+    assert found(term("mul", made, x("s", 1, 1, 1))) == [["matmul", "mul"]]
     assert found(term("add", made, x("z", 3, 1, 512))) == [["matmul"]]
     assert found(term("tanh", made), made) == [["matmul"]]
 

@@ -13,6 +13,8 @@ import numpy as np
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.cpp import generate_all
 from taso_mirage.emit.cpu.native_kernel import FLAGS, NATIVE, NativeKernel
+from taso_mirage.emit.cpu.nests import C_TYPES
+from taso_mirage.emit.cpu.prepared import prepares
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret
@@ -56,15 +58,18 @@ def sanitized(graphs: Mapping[str, Graph], folder: Path, values: Sequence[str] =
 def _call(name: str, graph: Graph) -> str:
     """C++ that runs a kernel in memory of its tensors' sizes."""
     counts = [int(np.prod([int(n) for n in term.shape])) for term in (*graph.inputs, *graph.outputs)]
-    types = ["uint8_t" if leaf.dtype == "uint8" else "float" for leaf in graph.inputs]
+    types = [C_TYPES.get(leaf.dtype, "uint8_t") for leaf in graph.inputs]
     pairs = zip(types, counts, strict=False)
     given = ", ".join(f"std::fill_n(new {t}[{n}], {n}, static_cast<{t}>(std::atof(given[1]))) - {n}" for t, n in pairs)
     aligned = [
         f"std::aligned_alloc(64, ({size} + 63) / 64 * 64)" for size in (f"{name}_prepared[0]", f"{name}_scratch()")
     ]
-    return (
-        f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
+    prepared = (
         f"    void* prepared = {aligned[0]};\n    {name}_prepare(inputs, prepared);\n"
         f"    inputs[{len(counts) - 1}] = prepared;\n"
+    )
+    return (
+        f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
+        f"{prepared if any(map(prepares, graph)) else ''}"
         f"    {name}(inputs, outputs, {aligned[1]}, nullptr, nullptr);\n  }}\n"
     )

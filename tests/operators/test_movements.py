@@ -56,9 +56,11 @@ def random_movement(rng, node):
         case 4:
             return term("transpose", node, perm=tuple(int(i) for i in rng.permutation(len(shape))))
         case 5:
-            factors = [k for k in range(1, int(np.prod(shape)) + 1) if np.prod(shape) % k == 0]
-            first = int(rng.choice(factors))
-            return term("reshape", node, shape=(first, int(np.prod(shape)) // first))
+            left, dims = int(np.prod(shape)), list[int]()
+            for _ in range(3):
+                dims.append(int(rng.choice([k for k in range(1, left + 1) if left % k == 0])))
+                left //= dims[-1]
+            return term("reshape", node, shape=(*dims, left))
         case 6:
             rows = constant(rng.integers(-n, n, 3).astype(np.int64))
             return term("gather", node, rows, axis=axis)
@@ -81,6 +83,10 @@ def test_a_chain_of_movements_is_its_index_map(seed):
     for _ in range(rng.integers(1, 6)):
         node = random_movement(rng, node)
     same(node)
+
+
+def test_a_reshape_without_elements_is_refused() -> None:
+    assert not is_moved(term("reshape", variable("none", Tensor("float32", (2, 0, 3))), shape=(0, 5)))
 
 
 def test_rows_of_an_input_wrap_and_are_clamped():

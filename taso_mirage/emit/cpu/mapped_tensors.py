@@ -76,7 +76,7 @@ def _boundary(found: IndexMap, whole: Collection[int]) -> tuple[int, Dim] | None
             if index_names(condition) & varying != {position(axis)}:
                 continue
             at = _change(condition, position(axis))
-            if at is not None and of_sizes_nonnegative(at) and of_sizes_nonnegative(found.shape[axis] - at):
+            if at is not None and of_sizes_nonnegative(at - 1) and of_sizes_nonnegative(found.shape[axis] - at - 1):
                 return axis, at
     return None
 
@@ -157,6 +157,8 @@ class MovedTile:
 
     name: str
     sources: Mapping[Node, CppBuffer]
+    numbers: Mapping[Node, LoopValue]
+    """The sources that are constants of one element."""
     types: Mapping[str, str]
     """The C++ types of the elements of the sources, by their names."""
     shape: BufferSizes
@@ -173,7 +175,7 @@ class MovedTile:
         def part(each: IndexMap) -> LoopValue:
             shape = [n if axis in whole else self.shape[axis] for axis, n in enumerate(each.shape)]
             tile = tile_map(each, shape, self.starts, self.extents)
-            made = values_at(tile, self.sources)
+            made = values_at(tile, {**self.sources, **self.numbers})
             return self._pointed(made, tile) if isinstance(made, CppBuffer) else made
 
         return parted(found, whole, part)

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.emit.cpu.elementwise import ElementwiseFunction
 from taso_mirage.emit.cpu.places import Places
 from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.discovery import discovered
@@ -28,7 +29,11 @@ from taso_mirage.emit.statements import (
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.terms import ABSENT, Graph, Node
+from taso_mirage.operators.ops import get
 
+OTHERS, RESULT = 7, 4
+"""The places of the first operand of the elementwise functions, and of the result, in the list of
+tensors that a block is given."""
 LANES = 16
 """The number of tiles or columns of a block is a multiple of this: the longest vectors."""
 
@@ -61,6 +66,10 @@ class TemplateInstance:
     first: tuple[Dim, Dim, int] = (0, 0, 0)
     """The number of runs of its function `digits` before the blocks, the bytes that each run
     writes, and the other properties on which they depend."""
+    columns: int = 1
+    """How many of the last dims of data and results are a row of elementwise functions."""
+    results: str = ""
+    """The class of `followed.h` that lists the results of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,12 @@ def cpu_programs() -> Mapping[str, CpuProgram]:
 def template_instance(node: Node) -> TemplateInstance:
     """The instance that computes a term of a form."""
     return cpu_programs()[node.op].instance(node)
+
+
+def body_of(node: Node, name: str = "body") -> Graph | None:
+    """An elementwise function of a term; the operator of a plug-in may have none."""
+    found = next((value for key, value in node.attrs if key == name), None)
+    return found if isinstance(found, Graph) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +137,38 @@ class PreparedTerm:
         """The declaration of its class."""
         switches = *(each is not ABSENT for each in self.operands), *self.kind.switches
         said = ", ".join([*map(str, self.kind.sizes), *(str(each).lower() for each in switches)])
-        return f"using {self.name} = {self.kind.name}<{said}>;"
+        base = f"{self.kind.name}<{said}>"
+        base = f"Followed<{base}, {self.kind.results}, {self.name}_epilogue>" if self.epilogue else base
+        texts = [self.epilogue.text(f"{self.name}_epilogue")] if self.epilogue else []
+        texts += [self.prologue.text(f"{self.name}_prologue", rows=True)] if self.prologue else []
+        return "\n".join([*texts, f"using {self.name} = {base};"])
+
+    @property
+    def others(self) -> tuple[Node, ...]:
+        """The operands of the elementwise functions: those of the epilogue, then of the
+        prologue."""
+        return self.node.args[len(get(self.node.op).operands) :]
+
+    @property
+    def epilogue(self) -> ElementwiseFunction | None:
+        """The function that changes the results of a block."""
+        body = body_of(self.node)
+        return None if body is None else self._function(body, self.node, RESULT, RESULT, 0)
+
+    @property
+    def prologue(self) -> ElementwiseFunction | None:
+        """The function that computes the data; the data of the term is the last tensor of a
+        block."""
+        body, epilogue = body_of(self.node, "prologue"), body_of(self.node)
+        count = 0 if epilogue is None else len(epilogue.inputs) - 1
+        return None if body is None else self._function(body, self.node.args[0], 0, OTHERS + len(self.others), count)
+
+    def _function(self, body: Graph, like: Node, place: int, first: int, begin: int) -> ElementwiseFunction:
+        """A function whose result has the type of a tensor, from the tensor number `first` of a
+        block and from the other operands from number `begin` on."""
+        others = list(enumerate(self.others, OTHERS))[begin : begin + len(body.inputs) - 1]
+        given = [(first, like.shape), *((i, x.shape) for i, x in others)]
+        return ElementwiseFunction(body, like.shape, self.kind.columns, place, given)
 
     @property
     def blocks(self) -> Expression:
@@ -155,10 +201,21 @@ def layout(graph: Graph) -> tuple[Any, ...]:
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
     nodes = (node for graph in graphs for node in graph if prepares(node))
-    found = dict.fromkeys(header for node in nodes for header in template_instance(node).headers)
+    found = dict.fromkeys(header for node in nodes for header in _headers(node))
     names: list[str | Path] = ["lanes.h", *found] if found else []
-    folder = files("taso_mirage.emit.cpu")
-    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
+    return [name.read_text() if isinstance(name, Path) else header(name) for name in names]
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a file beside this one: `vector.h` is in every generated source, `free.h` in
+    those with sizes of a run, `index_maps.h` in those that read elements by index maps."""
+    return files("taso_mirage.emit.cpu").joinpath(name).read_text()
+
+
+def _headers(node: Node) -> tuple[str | Path, ...]:
+    """The headers of a term."""
+    return *template_instance(node).headers, *(("followed.h",) if body_of(node) is not None else ())
 
 
 # ---------------------------------------------------------------- calls
@@ -217,12 +274,18 @@ class PreparedCalls:
             each if each == v.nullptr else v["const_cast<void*>"](static_cast("const void*", each)) for each in read
         ]
         count, bytes, _ = made.kind.first
-        key = x, made.kind.first
+        key = x, made.kind.first, body_of(made.node, "prologue"), *made.others
         fresh = bool(bytes) and key not in digits
         if fresh:
             digits[key] = self.places.room(dim_product((count, bytes)))
         read += [self.places.of(made.node)[0], v[f"&{rows}"] if free else v.nullptr, digits.get(key, v.nullptr)]
+        read += [v["const_cast<void*>"](static_cast("const void*", self.places.of(a)[0])) for a in made.others]
+        if made.prologue is not None:
+            read = [self.places.room(4 * dim_product(x.shape)), *read[1:], read[0]]
         yield Let(tensors, expression(read), "void*")
+        if made.prologue is not None:
+            count = dim_product(x.shape[: -made.kind.columns])
+            yield v.run(f"{made.name}_prologue::block", count, tensors, "parallel_for", "pool")
         if fresh:
             yield v.run(f"{made.name}::digits", count, tensors, "parallel_for", "pool")
 

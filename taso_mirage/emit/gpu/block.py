@@ -15,8 +15,9 @@ from taso_mirage.emit.gpu.block_term import BlockTerm
 from taso_mirage.emit.gpu.clusters import combined
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.explained import said_of
-from taso_mirage.emit.gpu.forms import reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor, buffers_of
 from taso_mirage.emit.gpu.names import fixed_ids
 from taso_mirage.emit.gpu.order import Order, ordered
 from taso_mirage.emit.gpu.products import LAYOUT, elements, signed, tile_product, vector_dot
@@ -36,7 +37,7 @@ from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, loop, tl
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, parts_in, usual_size
-from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, numpy_dtype
 from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
@@ -47,17 +48,16 @@ the tile is swizzled for the dot, and every other read has bank conflicts (19.9-
 H100). Different policies keep the compiler from joining the two loads."""
 
 
-class TritonBlock:
+class TritonBlock(LaunchedFunction):
     """The state of one kernel's function during its generation."""
 
-    specialized = False
-    helpers = ()
+    body: Graph
 
     def __init__(
         self,
         node: Node,
         name: str,
-        reads: Sequence[TritonBuffer],
+        reads: Sequence[OperandTensor],
         writes: Sequence[TritonBuffer | None],
         sizes: Sequence[str] = (),
     ) -> None:
@@ -153,7 +153,7 @@ class TritonBlock:
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         term, memory = self.term, self.memory
         names = tuple([buffer.name for _, buffer in memory.tensors])
-        later = any(buffer.role == "scratch" for buffer in term.reads)
+        later = any(buffer.role == "scratch" for x in term.reads for buffer in buffers_of(x))
         blocks = math.prod(map(usual_size, term.grid))
         guess = guessed(blocks, term.loop, memory.largest, memory.in_flight, later)
         guess = replace(guess, warps=warps(term.products) or guess.warps, precision=self.tiles.single or IEEE)

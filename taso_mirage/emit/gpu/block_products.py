@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor
 from taso_mirage.emit.gpu.offsets import TileCut, inner, place
 from taso_mirage.emit.gpu.products import elements
 from taso_mirage.emit.gpu.program import TritonBuffer
@@ -71,11 +72,12 @@ class BlockProduct:
         return (int(self.numbers.shape[2]) // (LANE_WORDS * each), PIECES, WORDS, 2, *pairs)
 
 
-def block_products(body: Graph, reads: Sequence[TritonBuffer], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
+def block_products(body: Graph, reads: Sequence[OperandTensor], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
     """The sums of a body without a loop that are such products, of whole pieces and columns, and of
     weights and scales of the model: both are loaded before the preceding kernel ends."""
     readers = users(body)
-    given = {x for x, buffer in zip(body.inputs, reads, strict=True) if buffer.role == "input"}
+    read = zip(body.inputs, reads, strict=True)
+    given = {x for x, buffer in read if isinstance(buffer, TritonBuffer) and buffer.role == "input"}
     alone = {n for n in body if len(readers.get(n, ())) == 1 and n not in body.outputs}
     found = {}
     for node in body:

@@ -9,12 +9,14 @@ from functools import cached_property
 from taso_mirage.emit.gpu.axes import grouped
 from taso_mirage.emit.gpu.block_products import BlockProduct, block_products
 from taso_mirage.emit.gpu.clusters import stored_by_first
+from taso_mirage.emit.gpu.moved_tensors import MovedTensor, OperandTensor
 from taso_mirage.emit.gpu.names import FreeNames
 from taso_mirage.emit.gpu.offsets import Groups, TileCut
 from taso_mirage.emit.gpu.packed_weights import in_words
 from taso_mirage.emit.gpu.products import LAYOUT, chained, vector_products
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
+from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, is_free_kernel, loop_phases, overlaps
 from taso_mirage.ir.terms import Node, users
 from taso_mirage.operators.ops import traits
@@ -31,7 +33,7 @@ class BlockTerm:
         self,
         node: Node,
         name: str,
-        reads: Sequence[TritonBuffer],
+        reads: Sequence[OperandTensor],
         writes: Sequence[TritonBuffer | None],
         free: Sequence[str],
     ) -> None:
@@ -43,7 +45,9 @@ class BlockTerm:
     def sizes(self) -> FreeNames:
         """The sizes that a run gives to this kernel."""
         imap, fmap = self.node.attr("imap"), self.node.attr("fmap")
-        free = is_free_kernel(self.body, self.grid, self.loop)
+        free = is_free_kernel(self.body, self.grid, self.loop) or any(
+            symbols(e).intersection(self.free) for x in self.reads if isinstance(x, MovedTensor) for e in x.dims
+        )
         return FreeNames(tuple(self.free) if free else (), self.body, self.grid, imap, fmap)
 
     # ------------------------------------------------------------ the body

@@ -12,7 +12,8 @@ from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import Batch, Lowering, size_names
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import traits
 
 
@@ -24,13 +25,15 @@ def is_launched(node: Node) -> bool:
 def kernel_terms(graph: Graph) -> list[Node]:
     """The terms of a muGraph that are launched, operands first.
 
-    Raises Unsupported if other operators are between them than reshapes of inputs or results.
+    Raises Unsupported if other operators are between them than reshapes of inputs or results, and
+    those that move the elements of an operand.
     """
-    found = []
+    found = [node for node in graph if is_launched(node)]
+    moved = {arg for node in found for arg in node.args if is_moved(arg)} - {*graph.outputs}
+    within = {*topological(moved)}
     for node in graph:
-        if is_launched(node):
-            found.append(node)
-        elif node.op not in ("item", "input", "weight", "absent") and not _is_view(node, graph):
+        known = is_launched(node) or node in within or node.op in ("item", "input", "weight", "absent")
+        if not known and not _is_view(node, graph):
             raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from taso_mirage.emit.gpu.axes import TileAxes
@@ -101,3 +102,18 @@ class Epilogue:
     def _placed(self, sides: Sequence[T], one: T) -> tuple[T, ...]:
         """The two dims of a tile among those of one image."""
         return (one, sides[0], *[one] * (len(self.node.args[0].shape) - 3), sides[1])
+
+
+@lru_cache(maxsize=1024)
+def writes_function(body: Graph) -> bool:
+    """Whether Triton has a function of numbers."""
+    axes = TileAxes()
+    tiles = Tiles(axes, Lines(frozenset(), False), tile_product)
+    side = axes.fresh(2)
+    leaves = {leaf: variable(leaf.attr("name"), Tensor(leaf.dtype, (2,))) for leaf in body.inputs}
+    values = {new: Tile(f"x{i}", (2,), (side,), new.dtype, new.dtype) for i, new in enumerate(leaves.values())}
+    try:
+        interpret(retyped(body.outputs, leaves), tiles, values)
+    except Unsupported:
+        return False
+    return not tiles.lines.ranges()

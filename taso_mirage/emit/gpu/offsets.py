@@ -29,27 +29,37 @@ def place(
     in one step along it."""
     found = list[Expression]()
     for dim in buffer.order:
-        share, starts = buffer.shape[dim], list[Expression]()
-        for cut, count, overlap, variable in cuts:
-            if cut == dim and count != 1:
-                share = tile_stride(share, tile[dim], count) if overlap is None else overlap[1]
-                start = v[variable] if share == 1 else v[variable] * _wide(tiles, share)
-                starts.append(start if overlap is None else tl.minimum(start, overlap[0] - overlap[1]))
-        lanes = [_product([tiles.index(present, axis)], step) for axis, step in axes[dim]]
-        found += _offsets(tiles, buffer, dim, starts, lanes, tile[dim])
+        starts = block_starts(tiles, buffer.shape[dim], tile, dim, cuts)
+        lanes = lanes_along(tiles, axes[dim], present)
+        found += offsets_along(tiles, buffer.shape[dim], buffer.strides[dim], starts, lanes, tile[dim])
     return found
 
 
-def _offsets(
-    tiles: Tiles, buffer: TritonBuffer, dim: int, starts: Sequence[Expression], lanes: Sequence[Expression], tile: Dim
+def block_starts(tiles: Tiles, size: Dim, tile: Shape, dim: int, cuts: Sequence[TileCut]) -> list[Expression]:
+    """The beginning of a tile along a dim: the block's share and the iteration's."""
+    share, starts = size, list[Expression]()
+    for cut, count, overlap, variable in cuts:
+        if cut == dim and count != 1:
+            share = tile_stride(share, tile[dim], count) if overlap is None else overlap[1]
+            start = v[variable] if share == 1 else v[variable] * wide_size(tiles, share)
+            starts.append(start if overlap is None else tl.minimum(start, overlap[0] - overlap[1]))
+    return starts
+
+
+def lanes_along(tiles: Tiles, axes: Sequence[tuple[int, int]], present: Sequence[int]) -> list[Expression]:
+    """The lanes of a tile along a dim that consists of some axes."""
+    return [_product([tiles.index(present, axis)], step) for axis, step in axes]
+
+
+def offsets_along(
+    tiles: Tiles, size: Dim, stride: Dim, starts: Sequence[Expression], lanes: Sequence[Expression], tile: Dim
 ) -> list[Expression]:
-    """The offsets along a dim. If a run gives sizes, offsets have 64 bits, except those of lanes
-    that stay below 2^31."""
-    size, stride = buffer.shape[dim], buffer.strides[dim]
+    """The offsets along a dim of this size. If a run gives sizes, offsets have 64 bits, except
+    those of lanes that stay below 2^31."""
     if isinstance(stride, int) and (isinstance(size, int) or stride == 1):
         parts = [*starts, *lanes]
         return parts if stride == 1 or not parts else [_product(parts, stride)]
-    wide = _wide(tiles, stride)
+    wide = wide_size(tiles, stride)
     if isinstance(stride, int):
         wide = tiles.lines.let(LoopPhase.INVARIANT, f"wide_{stride}", tl.full([], stride, tl.int64))
     near = isinstance(stride, int) and usual_size(tile) * stride < 2**31
@@ -57,7 +67,7 @@ def _offsets(
     return [_product(each, factor) for each, factor in scaled if each]
 
 
-def _wide(tiles: Tiles, dim: Dim) -> str:
+def wide_size(tiles: Tiles, dim: Dim) -> str:
     """A size as code has it in an offset: a size that a run gives in 64 bits."""
     if isinstance(dim, int):
         return str(dim)

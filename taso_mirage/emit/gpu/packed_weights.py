@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from taso_mirage.emit.gpu.block_products import Digits, loaded_in_order
+from taso_mirage.emit.gpu.moved_tensors import OperandTensor
 from taso_mirage.emit.gpu.offsets import TileCut, inner, place
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import Tile, Tiles, known_count
@@ -32,12 +33,18 @@ UNKNOWN = tl.program_id(0) >> 30
 one instruction of an "and" and an "or" if at most one of them is with a constant."""
 
 
-def in_words(body: Graph, reads: Sequence[TritonBuffer], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
+def in_words(body: Graph, reads: Sequence[OperandTensor], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
     """The terms that are numbers of a few bits of loaded values, with the number of bits. Only
     terms of whole words that are read as floats count."""
     found = {}
     for x, buffer in zip(body.inputs, reads, strict=True):
-        if buffer.dtype != "uint8" or not x.shape or not _whole(x) or not _whole(buffer):
+        if (
+            not isinstance(buffer, TritonBuffer)
+            or buffer.dtype != "uint8"
+            or not x.shape
+            or not _whole(x)
+            or not _whole(buffer)
+        ):
             continue
         for node in readers.get(x, ()):
             unpacks = traits(node).lowering is Lowering.UNPACK

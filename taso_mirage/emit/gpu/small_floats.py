@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso_mirage.emit.gpu.lines import Lines
-from taso_mirage.emit.statements import Expression, select, sum_of, tl, v
+from taso_mirage.emit.statements import Expression, ExpressionLike, select, sum_of, tl, v
 from taso_mirage.ir.mugraph import LoopPhase
 
 SMALL_FLOATS = {"float8_e4m3fn": ("float8e4nv", "halves_of_e4m3"), "float8_e5m2": ("float8e5", "halves_of_e5m2")}
@@ -38,11 +38,19 @@ def halves_of_e5m2(x):
 
 
 def loaded(
-    lines: Lines, stage: LoopPhase, name: str, dtype: str, at: Sequence[Expression], *masks: Expression, **hint: str
+    lines: Lines,
+    stage: LoopPhase,
+    name: str,
+    dtype: str,
+    at: Sequence[Expression],
+    *masks: Expression,
+    fill: ExpressionLike = 0,
+    **hint: str,
 ) -> str:
-    """A tile of the argument `name` at some offsets, with 0 where a mask does not hold."""
+    """A tile of the argument `name` at some offsets, with `fill` where a mask does not hold, which
+    is 0 for floats of 8 bits."""
     if dtype not in SMALL_FLOATS:
-        return lines.let(stage, f"{name}_tile", tl.load(sum_of([name, *at]), *masks, other=0, **hint))
+        return lines.let(stage, f"{name}_tile", tl.load(sum_of([name, *at]), *masks, other=fill, **hint))
     known, halves = SMALL_FLOATS[dtype]
     there = v.has_small_floats()
     pointer = select(v[name].to(tl.pointer_type(tl[known])), there, name)

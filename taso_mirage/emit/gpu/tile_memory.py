@@ -3,10 +3,13 @@ stores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from taso_mirage.emit.gpu.block_products import digits_of_words, loaded_x
 from taso_mirage.emit.gpu.block_term import BlockTerm
+from taso_mirage.emit.gpu.moved_loads import MovedLoad
+from taso_mirage.emit.gpu.moved_tensors import MovedTensor, OperandTensor
 from taso_mirage.emit.gpu.offsets import inner, place
 from taso_mirage.emit.gpu.packed_weights import apart, loaded_words
 from taso_mirage.emit.gpu.program import TritonBuffer
@@ -33,7 +36,7 @@ class TileMemory:
     def __init__(self, term: BlockTerm, tiles: Tiles) -> None:
         self.term, self.tiles = term, tiles
         named = zip(term.body.inputs, term.reads, strict=True)
-        self.arguments = [Argument(tiles.lines.name(x.attr("name")), buffer) for x, buffer in named]
+        self.arguments = [self._arguments(x, tensor) for x, tensor in named]
         self.results = [Argument(tiles.lines.name("out"), b) for b in term.writes if b is not None]
         self.before: set[str] = set()
         self.largest, self.in_flight = 1, 0
@@ -41,7 +44,15 @@ class TileMemory:
     @property
     def tensors(self) -> list[tuple[str, TritonBuffer]]:
         """The names of all pointers, with their buffers."""
-        return [(each.name, each.buffer) for each in (*self.arguments, *self.results)]
+        arguments = [each for operand in self.arguments for each in operand]
+        return [(each.name, each.buffer) for each in (*arguments, *self.results)]
+
+    def _arguments(self, leaf: Node, tensor: OperandTensor) -> list[Argument]:
+        """The parameters that an operand takes: several if it is moved elements of several
+        tensors."""
+        if isinstance(tensor, TritonBuffer):
+            return [Argument(self.tiles.lines.name(leaf.attr("name")), tensor)]
+        return [Argument(self.tiles.lines.name(buffer.name), buffer) for buffer in tensor.buffers.values()]
 
     def measure(self, x: Tile) -> None:
         """Note the size of a tile."""
@@ -50,32 +61,60 @@ class TileMemory:
     def load(self, i: int, leaf: Node, **hint: str) -> Tile:
         """The tile of operand i in the shape of `leaf`: the operand itself, or with some dims
         cut."""
-        argument, shape = self.arguments[i], leaf.shape
+        operand, shape = self.term.reads[i], leaf.shape
         groups = self.term.split.get(leaf) or [[d] for d in range(len(shape))]
         axes = tuple(None if n == 1 else self.tiles.axes_of.fresh(n) for n in shape)
-        present = [a for a in axes if a is not None]
-        tile = self.term.body.inputs[i].shape
-        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self.term.cuts(i))
-        stored, stage = argument.buffer.dtype, self.term.stage[leaf]
+        stored, stage = operand.dtype, self.term.stage[leaf]
         if is_float(stored) and stored not in (*HALF_FLOATS, *SMALL_FLOATS, "float32"):
-            raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
-        products = self.term.products if leaf in self.term.split else {}
-        x = loaded_x(products, self.tiles, leaf, argument.name, argument.buffer, tile, self.term.cuts(i))
-        if x is not None:
-            name = self.tiles.lines.let(stage, f"{argument.name}_tile", x)
+            named = ", ".join(each.name for each in self.arguments[i])
+            raise Unsupported(f"{named} of {stored}; float16, bfloat16 and float32 are computed with")
+        parts = inner(groups, shape, axes)
+        if isinstance(operand, MovedTensor):
+            found = self._moved(i, operand, Tile("", shape, axes, leaf.dtype, stored, stage), parts, **hint)
         else:
-            masks = self.tiles.masks(present)
-            name = loaded(self.tiles.lines, stage, argument.name, stored, at, *masks, **hint)
-        found = Tile(name, shape, axes, leaf.dtype, stored, stage, True, innermost=axes[-1] if axes else None)
+            name = self._dense(i, operand, leaf, axes, parts, **hint)
+            found = Tile(name, shape, axes, leaf.dtype, stored, stage, True, innermost=axes[-1] if axes else None)
         if stage is LoopPhase.LOOP and leaf not in self.term.split:
             self.in_flight += self.tiles.lane_count(found) * numpy_dtype(stored).itemsize
         self.measure(found)
         return found
 
+    def _dense(
+        self,
+        i: int,
+        buffer: TritonBuffer,
+        leaf: Node,
+        axes: Sequence[int | None],
+        parts: Sequence[Sequence[tuple[int, int]]],
+        **hint: str,
+    ) -> str:
+        """The name of the tile of an operand that is a tensor in memory."""
+        (argument,), tile, stage = self.arguments[i], self.term.body.inputs[i].shape, self.term.stage[leaf]
+        present = [a for a in axes if a is not None]
+        at = place(self.tiles, buffer, tile, parts, present, self.term.cuts(i))
+        products = self.term.products if leaf in self.term.split else {}
+        x = loaded_x(products, self.tiles, leaf, argument.name, buffer, tile, self.term.cuts(i))
+        if x is not None:
+            return self.tiles.lines.let(stage, f"{argument.name}_tile", x)
+        masks = self.tiles.masks(present)
+        return loaded(self.tiles.lines, stage, argument.name, buffer.dtype, at, *masks, **hint)
+
+    def _moved(
+        self, i: int, operand: MovedTensor, x: Tile, parts: Sequence[Sequence[tuple[int, int]]], **hint: str
+    ) -> Tile:
+        """The tile x of an operand that is moved elements of tensors."""
+        names = {node: each.name for node, each in zip(operand.buffers, self.arguments[i], strict=True)}
+        tile = self.term.body.inputs[i].shape
+        load = MovedLoad(self.tiles, operand, names, tile, parts, self.term.cuts(i), x.stage)
+        code, present = load.code(**hint)
+        axes = tuple([a if a in present else None for a in x.axes])
+        return replace(x, code=code, axes=axes, zero=load.is_zero_outside, innermost=load.innermost())
+
     def words(self, node: Node) -> Tile:
         """The numbers of an operand of bytes, loaded as words."""
         i = self.term.body.inputs.index(node.args[0])
-        (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.term.body.inputs[i]
+        (argument,), leaf = self.arguments[i], self.term.body.inputs[i]
+        name, buffer = argument.name, argument.buffer
         digits = digits_of_words(self.term.ahead[node]) if node in self.term.ahead else None
         bits, stage = self.term.words[node], self.term.stage[node]
         words = loaded_words(self.tiles, name, buffer, leaf, stage, self.term.cuts(i), digits)

@@ -17,18 +17,18 @@ from taso_mirage.emit.gpu.axes import TileAxes
 from taso_mirage.emit.gpu.block import TritonBlock
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.form_function import flags
-from taso_mirage.emit.gpu.forms import own_names, reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.offsets import TileCut
 from taso_mirage.emit.gpu.products import tile_product
-from taso_mirage.emit.gpu.program import LaunchSchedule, TileMap, TritonLaunch
+from taso_mirage.emit.gpu.program import LaunchSchedule, TileMap, TritonBuffer, TritonLaunch
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS, LOG2_E, MAXIMUM_START, Tile, Tiles
 from taso_mirage.emit.gpu.warp_specialized_text import ATTENTION_FUNCTIONS, HELPERS
 from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import GLUON, Expression, ProgramFunction, Return, Statement, expression, sum_of, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.operators.interpret import interpret
 
 GROUPS, ROWS = 2, 64
@@ -43,17 +43,21 @@ MEMORY = "k v scales q_full k_full v_full s_full k_free v_free".split()
 """The names of the memory that groups share: tiles, divisors of keys, and barriers."""
 
 
-class WarpSpecializedBlock:
+class WarpSpecializedBlock(LaunchedFunction):
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
     specialized = True
     helpers = (HELPERS,)
+    body: Graph
 
     def __init__(self, block: TritonBlock) -> None:
         self.block, self.term, self.body, term = block, block.term, block.body, block.term
         demand(term.looped and term.cluster == 1 and not term.sizes.given, "a kernel without a loop of known sizes")
-        demand(not any(b is not None and b.batched for b in (*term.reads, *term.writes)), "samples that a run counts")
+        reads = [b for b in term.reads if isinstance(b, TritonBuffer)]
+        demand(len(reads) == len(term.reads), "operands that are moved elements")
+        demand(not any(b is not None and b.batched for b in (*reads, *term.writes)), "samples that a run counts")
+        self.reads = reads
         self.found = attention(block)
         self.operands = (self.found.queries.leaf, self.found.keys.leaf, self.found.values)
         self.dtype = self._dtype()
@@ -67,7 +71,7 @@ class WarpSpecializedBlock:
         self.maps = {x: self._map(x) for x in self.operands}
 
     def _dtype(self) -> str:
-        dtypes: set[str] = {self.term.reads[self.body.inputs.index(x)].dtype for x in self.operands}
+        dtypes: set[str] = {self.reads[self.body.inputs.index(x)].dtype for x in self.operands}
         demand(len(dtypes) == 1 and dtypes <= HALF_FLOATS, f"operands of {', '.join(sorted(dtypes))}")
         return dtypes.pop()
 
@@ -92,7 +96,7 @@ class WarpSpecializedBlock:
 
     def _map(self, leaf: Node) -> TileMap:
         """The operand as a matrix of rows of its last dim."""
-        buffer = self.term.reads[self.body.inputs.index(leaf)]
+        buffer = self.reads[self.body.inputs.index(leaf)]
         demand(buffer.order == tuple(range(len(buffer.shape))), f"{buffer.name} in another order of dims")
         demand(set(leaf.shape[:-2]) <= {1}, f"tiles of {leaf.shape}")
         rows = int(buffer.elements) // int(buffer.shape[-1])
@@ -101,7 +105,7 @@ class WarpSpecializedBlock:
     def _place(self, leaf: Node) -> list[Expression]:
         """Row and column of the tile of an iteration in the operand's matrix."""
         i = self.body.inputs.index(leaf)
-        shape = [int(n) for n in self.term.reads[i].shape]
+        shape = [int(n) for n in self.reads[i].shape]
         starts, strides = _starts(self.term.cuts(i), shape), [1] * len(shape)
         for dim in reversed(range(len(shape) - 2)):
             strides[dim] = strides[dim + 1] * shape[dim + 1]

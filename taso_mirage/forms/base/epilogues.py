@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import IsWanted, Users
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, variable
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -17,16 +18,30 @@ MEMBERS, OTHERS = 16, 5
 """The largest number of operators in an epilogue, and of their other operands."""
 IsRead = Callable[[Node, Node], bool]
 """Whether an epilogue may read a tensor of a model, for this result."""
+IsWritten = Callable[[Graph], bool]
+"""Whether a back end writes a function of numbers."""
 
 
 def following(
-    node: Node, users: Users, wanted: IsWanted, reads: IsRead, position: Mapping[Node, int] | None = None
+    node: Node,
+    users: Users,
+    wanted: IsWanted,
+    reads: IsRead,
+    writes: IsWritten,
+    position: Mapping[Node, int] | None = None,
 ) -> list[Node]:
     """A term with all that follows it element by element, in the model's order if `position` has
     it, as far as one result alone is read by others, and has the type of the term."""
     members, others = [node], set[Node]()
+
+    def joins(each: Node) -> bool:
+        if each in members or not _joins(each, members, reads):
+            return False
+        alone = _alone(each)
+        return alone is not None and writes(alone)
+
     while len(members) <= MEMBERS:
-        waiting = [each for m in members for each in users(m) if each not in members and _joins(each, members, reads)]
+        waiting = [each for m in members for each in users(m) if joins(each)]
         if not waiting:
             break
         following = min(waiting, key=position.__getitem__) if position is not None else waiting[0]
@@ -51,6 +66,15 @@ def _joins(node: Node, members: Sequence[Node], reads: IsRead) -> bool:
     return all(a in members or is_number(a) or reads(a, first) for a in node.args)
 
 
+def _alone(node: Node) -> Graph | None:
+    """An elementwise operator as a function of numbers; None if it takes no single numbers."""
+    leaves = {a: variable(f"v{i}", Tensor(a.dtype, (1,))) for i, a in enumerate(node.args) if not is_number(a)}
+    try:
+        return Graph(tuple(leaves.values()), retyped((node,), leaves))
+    except TasoMirageError:
+        return None
+
+
 def is_number(node: Node) -> bool:
     """Whether an operand is a constant of one element, or is left out."""
     return node is ABSENT or (is_constant(node) and prod(map(int, node.shape)) == 1)
@@ -72,6 +96,19 @@ def of_results_or_channels(node: Node, result: Node) -> bool:
     return known or (node.shape in (result.shape, channels) and not is_weight(node))
 
 
+def broadcasts(node: Node, result: Node, columns: int = 1) -> bool:
+    """Whether a tensor in single precision has a number for each element of a result, or for each
+    row or each column of it: for all of the last dims, or for none."""
+    if not isinstance(node.type, Tensor) or node.dtype != "float32" or len(node.shape) > len(result.shape):
+        return False
+    shape = (*(1,) * (len(result.shape) - len(node.shape)), *node.shape)
+    parts = ((shape[:-columns], result.shape[:-columns]), (shape[-columns:], result.shape[-columns:]))
+    if not all(a in (1, b) for mine, whole in parts for a, b in zip(mine, whole, strict=True)):
+        return False
+    known = all(isinstance(n, int) for n in result.shape)
+    return all(set(mine) <= {1} or mine == whole for mine, whole in (parts[1:] if known else parts))
+
+
 @dataclass(frozen=True, slots=True)
 class ScalarFunction:
     """The function of an element of a result that some terms of a model compute, the first of
@@ -84,12 +121,34 @@ class ScalarFunction:
     others: tuple[Node, ...]
     body: Graph
 
+    def of(self, result: Node) -> Node:
+        """The function of a result, over the other tensors."""
+        leaves = dict(zip(self.body.inputs, (result, *self.others), strict=True))
+        return retyped(self.body.outputs, leaves)[0]
+
+
+def read_function(whole: Node, is_first: Callable[[Node], bool]) -> tuple[Node, ScalarFunction] | None:
+    """The only term in a graph of which this is true, and the function of its result that the graph
+    is; None for other graphs."""
+    order = topological([whole])
+    first = [node for node in order if is_first(node)]
+    if len(first) != 1 or first[0] is whole:
+        return None
+    members = first[:]
+    for node in order:
+        if node not in members and any(a in members for a in node.args):
+            members.append(node)
+    if not all(elementwise(node.op) for node in members[1:]):
+        return None
+    made = scalar_function(members)
+    return first[0], made
+
 
 def scalar_function(members: Sequence[Node]) -> ScalarFunction:
     """The function that some terms are, the last of which is its value."""
     inside = set(members)
     read = (a for m in members[1:] for a in m.args if a not in inside and not is_number(a))
     others = tuple(dict.fromkeys(read))
-    leaf = variable("y", Tensor(members[0].dtype, ()))
-    leaves = {a: variable(f"v{i}", Tensor(a.dtype, ())) for i, a in enumerate(others)}
+    leaf = variable("y", Tensor(members[0].dtype, (1,)))
+    leaves = {a: variable(f"v{i}", Tensor(a.dtype, (1,))) for i, a in enumerate(others)}
     return ScalarFunction(others, Graph((leaf, *leaves.values()), retyped(members[-1:], {members[0]: leaf, **leaves})))

@@ -1,0 +1,127 @@
+"""Wrong movements are refused: those of a goal's core, those of a muGraph's operands, and wrong
+index maps. `pytest tests/mugraph/test_movement_mutants.py` runs all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from moved_goals import GOALS, goal
+from moved_operands import MOVED, chained
+from movement_mutants import wrong_goals, wrong_maps
+from mugraphs import kernel, parts
+
+from taso_mirage.ir.terms import Graph, Node, substitute
+from taso_mirage.meanings.index_maps import IndexMap
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph.moved_goal import MovedGoal, moved_goal
+from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.movements import index_map, is_index_map, is_moved, moved_elements
+
+KINDS = {"off by one", "other part", "missing mask", "exchanged parts", "wrong pad", "wrong row"}
+
+
+@cache
+def values(graph: Graph, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(1000 + seed)
+    with np.errstate(all="ignore"):
+        found = interpret(graph.outputs, EXACT, {x: rng.normal(size=x.shape) for x in graph.inputs})
+    return [found[output] for output in graph.outputs]
+
+
+def equal(mutant: Graph, goal: Graph) -> bool:
+    """Whether a mutant is no mutant: nothing reads the elements that it moves otherwise."""
+    pairs = [pair for seed in range(2) for pair in zip(values(mutant, seed), values(goal, seed), strict=True)]
+    return all(np.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs)
+
+
+def one_block(moved: MovedGoal) -> Graph:
+    """The muGraph of a single block, which loads the operands whole."""
+    core = moved.core
+
+    def body(*tiles: Node) -> tuple[Node, ...]:
+        return substitute(core.outputs, dict(zip(core.inputs, tiles, strict=True)))
+
+    maps = [(-1,)] * len(core.outputs)
+    made = kernel([(x, (-1,), -1) for x in core.inputs], body, (1,), 1, *maps)
+    outputs = parts(made) if isinstance(made.type, tuple) else [made]
+    return moved.restored(Graph(core.inputs, tuple(outputs)))
+
+
+@cache
+def refused(name: str) -> Counter[str]:
+    """The kinds of the mutants of a goal that differ from it: no check accepts one of them."""
+    given = goal(GOALS[name])
+    right = moved_goal(given)
+    assert right.is_equal()
+    assert verified_mugraph(one_block(right), given, tests=2)
+    found: Counter[str] = Counter()
+    for kind, wrong in wrong_goals(right):
+        if equal(wrong.restored(wrong.core), given):
+            continue
+        assert not wrong.is_equal(), (name, kind, wrong.operands)
+        assert not verified_mugraph(one_block(wrong), given, tests=2), (name, kind, wrong.operands)
+        found[kind] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_wrong_movements_of_a_goal_are_refused(name: str) -> None:
+    assert refused(name)
+
+
+def operands(name: str) -> list[Node]:
+    """The operands of a muGraph's kernels that are terms of movements."""
+    graph = MOVED[name]("float32") if name in MOVED else chained(int(name), "float32")
+    return [x for x in graph if is_moved(x) and any(x in n.args for n in graph if n.op == "kernel")]
+
+
+def elements(found: IndexMap, arrays: dict[Node, np.ndarray]) -> np.ndarray | None:
+    with contextlib.suppress(ValueError):
+        return moved_elements(found, arrays)
+    return None
+
+
+@cache
+def refused_maps(name: str) -> Counter[str]:
+    """The kinds of the mutants of index maps that give other random elements, or none: the check of
+    maps refuses each."""
+    counted: Counter[str] = Counter()
+    for operand in operands(name):
+        right, rng = index_map(operand), np.random.default_rng(5)
+        arrays = {
+            x: x.attr("value").numpy()
+            if x.op == "constant"
+            else rng.integers(0, 2, x.shape)
+            if x.dtype.startswith("int")
+            else rng.normal(size=x.shape)
+            for x in right.sources
+        }
+        wanted = moved_elements(right, arrays)
+        assert is_index_map(operand, right)
+        for kind, wrong in wrong_maps(right):
+            found = elements(wrong, arrays)
+            if found is None or not np.array_equal(found, wanted):
+                assert not is_index_map(operand, wrong), (kind, wrong)
+                counted[kind] += 1
+    return counted
+
+
+CHAINS = [str(seed) for seed in range(30)]
+"""Random chains of movements."""
+
+
+@pytest.mark.parametrize("name", [*MOVED, *CHAINS])
+def test_wrong_index_maps_are_refused(name: str) -> None:
+    refused_maps(name)
+
+
+def test_three_hundred_wrong_movements_are_refused() -> None:
+    counts = [*map(refused, GOALS), *map(refused_maps, [*MOVED, *CHAINS])]
+    counted = sum(counts, Counter[str]())
+    assert counted.total() >= 300
+    assert counted.keys() >= KINDS
