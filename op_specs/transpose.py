@@ -137,8 +137,8 @@ transpose.laws(
 """,
     moving=True,
 )
-# Parts of a model with channels last on a GPU: images as rows, sums with a vector for each image, and
-# joins with an operand in the other layout.
+# Parts of a model with channels last on a GPU: images as rows, sums with a vector for each image,
+# and joins with an operand in the other layout.
 transpose.laws("""
     transpose(reshape(transpose(x, perm=(0, 3, 1, 2)), shape=s), perm=(0, 2, 1)) \
         == reshape(x, shape=(s[0], s[2], s[1])) \
