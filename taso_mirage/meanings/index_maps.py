@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, bind, dim_product, gathered, symbol
 from taso_mirage.ir.terms import Node, Tensor
@@ -175,8 +178,10 @@ class IndexMapMeaning(Meaning[IndexMap]):
         rank, count = len(indices.shape), a.shape[axis]
         shape = (*a.shape[:axis], *indices.shape, *a.shape[axis + 1 :])
         row = self._row(_moved(indices, shape, {position(i): _at(shape, axis + i) for i in range(rank)}), count)
-        name = self._name()
         places = {position(i): _at(shape, i + rank - 1) for i in range(axis + 1, len(a.shape))}
+        if (known := _regular_row(row)) is not None:
+            return _moved(a, shape, places | {position(axis): known})
+        name = self._name()
         read = replace(a, rows=((name, row), *a.rows))  # the rows of `a` may depend on it
         found = _moved(read, shape, places | {position(axis): symbol(name)})
         return replace(found, rows=tuple([(n, row if n == name else r) for n, r in found.rows]))
@@ -257,6 +262,29 @@ def _moved(
         if (c := tightened(row.conditions)) is not None
     ]
     return IndexMap(a.dtype, tuple(shape), tuple(pieces), a.fill, _read_rows(pieces, rows))
+
+
+def _regular_row(row: Row) -> Dim | None:
+    """The row as a polynomial of positions, if it is that of a constant whose elements have regular
+    distances along each of its axes."""
+    if row.source.op != "constant" or not isinstance(row.count, int) or row.conditions:
+        return None
+    rows = row_numbers(row.source.attr("value").numpy(), row.count)
+    if not rows.size:
+        return None
+    first, found = int(rows.flat[0]), np.full(rows.shape, int(rows.flat[0]))
+    known: Dim = first
+    for axis, n in enumerate(rows.shape):
+        step = int(rows[tuple([int(i == axis) for i in range(rows.ndim)])]) - first if n > 1 else 0
+        found = found + step * np.indices(rows.shape)[axis]
+        known = known + row.index[axis] * step
+    return known if np.array_equal(rows, found) else None
+
+
+def row_numbers(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """The rows that integers mean: negative ones count from the end, and all are clamped."""
+    clamped: NDArray[Any] = np.clip(np.where(rows < 0, rows + count, rows), 0, count - 1)
+    return clamped
 
 
 def _read_rows(pieces: Sequence[IndexPiece], rows: Sequence[tuple[str, Row]]) -> tuple[tuple[str, Row], ...]:

@@ -15,7 +15,7 @@ from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate
 from taso_mirage.ir.terms import Node, Tensor, is_constant, numpy_dtype, topological
 from taso_mirage.meanings.conditions import Conditions
-from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position
+from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position, row_numbers
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret, interpret_term
 
@@ -78,8 +78,7 @@ def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
     for name, row in found.rows:
         rows, at = np.zeros(shape, np.int64), here(row.conditions)
         rows[at] = read(row.source, row.index, at)
-        count = int(row.count)
-        names[name] = np.clip(np.where(rows < 0, rows + count, rows), 0, count - 1)
+        names[name] = row_numbers(rows, int(row.count))
     made = np.full(shape, 0 if found.fill is None else found.fill, numpy_dtype(found.dtype))
     times = np.zeros(shape, np.int64)
     for piece in found.pieces:

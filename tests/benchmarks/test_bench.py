@@ -19,6 +19,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from scripts import ROOT, script
+from sources import nodes
 
 from models.real import KNOWN
 from taso_mirage.emit import tune
@@ -60,10 +61,10 @@ def module_file(name: str) -> Path | None:
 
 def defined(file: Path) -> set[str]:
     """The names that a module defines or imports, at any depth."""
-    nodes = [*ast.walk(ast.parse(file.read_text()))]
-    names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
+    found = nodes(file)
+    names = {n.name for n in found if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names |= {n.id for n in found if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names | {(n.asname or n.name).partition(".")[0] for n in found if isinstance(n, ast.alias)}
 
 
 def missing(source: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ import onnx_ir as ir
 import pytest
 from commandline import Done, commands, run
 from onnx import TensorProto, helper, numpy_helper
+from sources import nodes
 
 import taso_mirage
 from taso_mirage import api
@@ -519,7 +520,7 @@ def test_each_way_to_code_has_one_place() -> None:
     found: dict[str, set[str]] = {name: set() for name in ONLY}
     trusting = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
@@ -529,7 +530,7 @@ def test_each_way_to_code_has_one_place() -> None:
             trusting |= {str(file.relative_to(PACKAGE)) for each in node.keywords if each.arg == "trusted"}
     assert found == ONLY
     for file in sorted((ROOT / "bench").glob("*.py")):
-        calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
+        calls = [ast.unparse(n.func) for n in nodes(file) if isinstance(n, ast.Call)]
         assert not {"register", "taso_mirage.register"} & set(calls), file
         assert "Trusted" not in calls or file.name in ("real.py", "quantized.py"), file  # for our own files
     assert trusting == {"onnx_io/read.py", "runtime/embed.py", "ir/model.py"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from moved_operands import MOVED, arrays, chained
+from moved_operands import MOVED, arrays, chained, decoded
 from native_kernels import QUICK, exact, sanitized
 
 from taso_mirage.emit import cpp
@@ -20,6 +20,7 @@ from taso_mirage.emit.cpp import CppProgram, generate_all
 from taso_mirage.emit.cpu import blocks
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.native_kernel import NativeKernel, build
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.index_maps import IndexMap, IndexPiece
 from taso_mirage.meanings.reals import EXACT
@@ -38,7 +39,17 @@ def graphs() -> dict[str, Graph]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(generate_all(graphs()), tmp_path_factory.mktemp("moved"), QUICK)
+    return build(
+        generate_all({**graphs(), "any_length": decoded("float32", symbol("s"))}),
+        tmp_path_factory.mktemp("moved"),
+        QUICK,
+    )
+
+
+@pytest.mark.parametrize("keys", [1, 6, 64])
+def test_a_cache_may_have_any_length(library: Path, keys: int) -> None:
+    made = NativeKernel(decoded("float32", symbol("s")), "any_length", library=library)
+    assert same(decoded("float32", keys), made)
 
 
 def same(graph: Graph, made: NativeKernel, seed: int = 0) -> bool:

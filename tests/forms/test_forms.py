@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from operator_uses import build
+from sources import nodes
 
 from taso_mirage.emit.gpu.forms import GpuProgram, bound_names, gpu_programs, own_names, reserved_names
 from taso_mirage.forms.base.form import CPU_GOALS, GPU_GOALS, Form, form_of, known_forms
@@ -31,12 +32,12 @@ def test_every_file_has_one_form() -> None:
 
 def strings(file: Path) -> set[str]:
     """The strings of a module that are no docstrings."""
-    tree = ast.walk(ast.parse(file.read_text()))
-    texts = [node for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    shown = {id(n.value) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Expr)}
+    texts = [node for node in nodes(file) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    shown = {id(n.value) for n in nodes(file) if isinstance(n, ast.Expr)}
     return {str(node.value) for node in texts if id(node) not in shown}
 
 
+@pytest.mark.lint("taso_mirage")
 def test_no_other_module_names_a_form() -> None:
     names = {form.program.op for form in known_forms()} - {SEARCHED}
     others = [file for file in PACKAGE.rglob("*.py") if file.parent != FOLDER]

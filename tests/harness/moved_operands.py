@@ -49,6 +49,18 @@ def cached(dtype: str, keys: int = 9, loop: int = 3) -> Graph:
     return Graph((q, past, new, v, w), (kernel(operands, body, (2,), loop, (0,)),))
 
 
+def decoded(dtype: str, keys: Any = 7) -> Graph:
+    """Attention of one new token to a cache of any length and to itself: neither is copied."""
+    q, past, new = leaf("q", dtype, 3, 1, 8), leaf("past", dtype, 3, keys, 8), leaf("new", dtype, 3, 1, 8)
+    v, w = leaf("v", dtype, 3, keys, 8), leaf("w", dtype, 3, 1, 8)
+
+    def body(q: Node, k: Node, v: Node) -> Node:
+        return term("matmul", term("softmax", term("einsum", q, k, equation="had,hbd->hab"), axis=2), v)
+
+    operands = [(q, (0,), -1), (joined(1, past, new), (0,), -1), (joined(1, v, w), (0,), -1)]
+    return Graph((q, past, new, v, w), (kernel(operands, body, (3,), 1, (0,)),))
+
+
 def split(dtype: str) -> Graph:
     """q k^T of the parts of one projection, with heads."""
     x = leaf("x", dtype, 6, 24)
@@ -116,15 +128,19 @@ def bodies(dtype: str) -> Graph:
     return Graph((x, ids), (kernel([(x, (0,), -1), (ids, (0,), -1)], body, (2,), 1, (0,)),))
 
 
+IN_BODIES = "bodies"
+"""The muGraph with movements in a body, which have no form in Triton."""
+
 MOVED: dict[str, Callable[[str], Graph]] = {
     "rotary": rotary,
     "rotary of columns": lambda dtype: rotary(dtype, 3, True),
     "cached": cached,
+    "decoded": decoded,
     "split": split,
     "window": window,
     "embedding": embedding,
     "experts": experts,
-    "bodies": bodies,
+    IN_BODIES: bodies,
 }
 
 

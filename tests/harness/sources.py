@@ -1,4 +1,4 @@
-"""The modules of the package and their imports."""
+"""Python files, parsed once; the modules of the package, and their imports."""
 
 from __future__ import annotations
 
@@ -26,10 +26,16 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, parents before what is in them: many checks walk all files."""
+    return tuple(ast.walk(parsed(file)))
+
+
 def imported(file: Path) -> Iterator[tuple[str, str]]:
     """Modules with the names taken from them, wherever the import stands: at the top, in a
     function, for types alone."""
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

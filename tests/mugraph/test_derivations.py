@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sources import nodes, parsed
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import kernels
@@ -113,9 +114,7 @@ def test_lists_are_seen(source: str, found: bool) -> None:
 def test_no_module_tells_kinds_or_operators_by_their_names(seen: object) -> None:
     assert callable(seen)
     found = [
-        f"{file.relative_to(FOLDER)}:{line}"
-        for file in sorted(FOLDER.rglob("*.py"))
-        for line in seen(ast.parse(file.read_text()))
+        f"{file.relative_to(FOLDER)}:{line}" for file in sorted(FOLDER.rglob("*.py")) for line in seen(parsed(file))
     ]
     assert found == []
 
@@ -126,8 +125,9 @@ def test_modules_import_each_other_one_way() -> None:
     needs: dict[str, set[str]] = {}
     for file in FOLDER.rglob("*.py"):
         own = ".".join(("taso_mirage", "mugraph", *file.relative_to(FOLDER).with_suffix("").parts))
-        nodes = ast.walk(ast.parse(file.read_text()))
-        needs[own.removesuffix(".__init__")] = {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
+        needs[own.removesuffix(".__init__")] = {
+            n.module for n in nodes(file) if isinstance(n, ast.ImportFrom) and n.module
+        }
     assert list(TopologicalSorter({own: others & needs.keys() for own, others in needs.items()}).static_order())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from fuzzed import fuzz
 from operator_uses import build, uses
 from partial_programs import differing, graph, image, kernel
+from sources import nodes
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import StoredWeight
@@ -41,40 +42,38 @@ Found = tuple[int, str]
 # ---------------------------------------------------------------- no module names an operator
 
 
-def named(source: str) -> list[Found]:
-    """Where a module compares an operator's name with a string, matches it, or lists names."""
-    tree = ast.parse(source)
-    found = [*_compared(tree), *_matched(tree), *_searched(tree), *_listed(tree)]
+def named(every: Sequence[ast.AST]) -> list[Found]:
+    """Where a module, given by its nodes, compares an operator's name with a string, matches it, or
+    lists names."""
+    found = [*_compared(every), *_matched(every), *_searched(every), *_listed(every)]
     return sorted(set(found))
 
 
-def _compared(tree: ast.AST) -> Iterator[Found]:
-    for node in ast.walk(tree):
+def _compared(every: Sequence[ast.AST]) -> Iterator[Found]:
+    for node in every:
         if isinstance(node, ast.Compare) and _speaks_of_operators(node):
             yield from _names(node)
 
 
-def _matched(tree: ast.AST) -> Iterator[Found]:
-    for node in ast.walk(tree):
+def _matched(every: Sequence[ast.AST]) -> Iterator[Found]:
+    for node in every:
         if isinstance(node, ast.Match) and _speaks_of_operators(node.subject):
             for case in node.cases:
                 yield from _names(case.pattern)
 
 
-def _searched(tree: ast.AST) -> Iterator[Found]:
+def _searched(every: Sequence[ast.AST]) -> Iterator[Found]:
     """`node.op.startswith(...)` and the like."""
-    for node in ast.walk(tree):
+    for node in every:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_operator(node.func.value):
             yield from ((n.lineno, n.value) for n in _strings(node))
 
 
-def _listed(tree: ast.AST) -> Iterator[Found]:
+def _listed(every: Sequence[ast.AST]) -> Iterator[Found]:
     """Collections of names and of nothing else: of two or more, or a set; also as one text."""
-    apart = {
-        e for n in ast.walk(tree) if isinstance(n, ast.Compare) and not _speaks_of_operators(n) for e in ast.walk(n)
-    }
-    words = {n.func.value for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
-    for node in (n for n in ast.walk(tree) if n not in apart):
+    apart = {e for n in every if isinstance(n, ast.Compare) and not _speaks_of_operators(n) for e in ast.walk(n)}
+    words = {n.func.value for n in every if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
+    for node in (n for n in every if n not in apart):
         if isinstance(node, ast.Dict):
             found = [k for k in node.keys if isinstance(k, ast.Constant)]
             yield from ((k.lineno, str(k.value).split(".")[0]) for k in found if str(k.value).split(".")[:-1] in STEMS)
@@ -133,7 +132,7 @@ def test_no_module_names_an_operator() -> None:
     for file in sorted(PACKAGE.rglob("*.py")):
         where = file.relative_to(PACKAGE)
         if where.parts[0] not in ELSEWHERE or where.parts[:2] in UNDER:
-            found = [(line, name) for line, name in named(file.read_text()) if name not in OWN.get(str(where), ())]
+            found = [(line, name) for line, name in named(nodes(file)) if name not in OWN.get(str(where), ())]
             wrong += [f"{where}:{line} names {name}; a trait would say what is asked of it" for line, name in found]
     assert wrong == []
 
@@ -141,7 +140,7 @@ def test_no_module_names_an_operator() -> None:
 @pytest.mark.lint("taso_mirage", "op_specs")
 def test_what_may_name_operators_is_there() -> None:
     assert all((PACKAGE / name).is_dir() for name in ELSEWHERE)
-    assert all(names == {n for _, n in named((PACKAGE / file).read_text())} for file, names in OWN.items())
+    assert all(names == {n for _, n in named(nodes(PACKAGE / file))} for file, names in OWN.items())
 
 
 NAMING = """
@@ -164,9 +163,9 @@ e = node.op == "item", {"where": guard, "name": "add"}
 
 
 def test_names_are_found_where_they_decide() -> None:
-    found = [name for _, name in named(NAMING)]
+    found = [name for _, name in named([*ast.walk(ast.parse(NAMING))])]
     assert found == "conv conv max_pool add neg softmax conv matmul reduce split pad slice".split()
-    assert named(NOT_NAMING) == []
+    assert named([*ast.walk(ast.parse(NOT_NAMING))]) == []
 
 
 # ---------------------------------------------------------------- traits fit their operators

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from htmlpage import Page
+from sources import nodes
 
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.dims import symbol
@@ -150,9 +152,9 @@ def test_a_search_that_saw_nothing_does_not_say_that_nothing_applies(budget: flo
     assert found.kept == f"{said}: the original's graph is kept"
 
 
-def leaning(source: str) -> list[tuple[int, str]]:
+def leaning(found: Iterable[ast.AST]) -> list[tuple[int, str]]:
     """The docstrings, those of values included, that begin without their subject: line and text."""
-    statements = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
+    statements = (n for n in found if isinstance(n, ast.Expr))
     texts = ((n.lineno, n.value.value) for n in statements if isinstance(n.value, ast.Constant))
     return sorted((line, text.strip()) for line, text in texts if isinstance(text, str) and LEANS.match(text.strip()))
 
@@ -170,13 +172,12 @@ def test_results_depend_on_operands() -> None:
 @pytest.mark.lint(*CODE)
 def test_a_docstring_begins_with_its_subject() -> None:
     files = python_files()
-    wrong = [
-        f"{file.relative_to(HOME)}:{line}: {text[:60]}" for file in files for line, text in leaning(file.read_text())
-    ]
+    wrong = [f"{file.relative_to(HOME)}:{line}: {text[:60]}" for file in files for line, text in leaning(nodes(file))]
     assert wrong == []
 
 
 @pytest.mark.parametrize("text", ["What it costs.", "The same for a GPU.", "Of a block.", "Its height."])
 def test_a_docstring_without_a_subject_is_found(text: str) -> None:
-    assert leaning(f'def f():\n    """{text}"""\n\n\nX = 1\n"""{text}"""\n') == [(2, text), (6, text)]
-    assert leaning('"""The costs of a block."""\n') == []
+    source = f'def f():\n    """{text}"""\n\n\nX = 1\n"""{text}"""\n'
+    assert leaning(ast.walk(ast.parse(source))) == [(2, text), (6, text)]
+    assert leaning(ast.walk(ast.parse('"""The costs of a block."""\n'))) == []

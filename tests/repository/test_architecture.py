@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import PACKAGE, ROOT, imported, imports, modules, parsed
+from sources import PACKAGE, ROOT, imported, imports, modules, nodes, parsed
 
 from taso_mirage.prove.rules.proofs import prover_files
 
@@ -189,7 +189,7 @@ def test_imports_go_down() -> None:
 
 def named_modules(file: Path) -> Iterator[str]:
     """The modules of the package that the texts of a module name, as `import_module` takes them."""
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.partition(":")[0]
             if name in modules() and name != "taso_mirage":
@@ -254,13 +254,13 @@ def used_elsewhere() -> set[tuple[str, str]]:
     used = set()
     for own, file in modules().items():
         aliases: dict[str, str] = {}
-        for node in ast.walk(parsed(file)):
+        for node in nodes(file):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     if f"{node.module}.{alias.name}" in modules():
                         aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         used |= {(module, name) for module, name in imported(file) if module != own}
-        for node in ast.walk(parsed(file)):
+        for node in nodes(file):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
                 used.add((aliases[node.value.id], node.attr))
     return used
@@ -397,7 +397,7 @@ def test_code_generators_name_no_operator() -> None:
     leaves = {"input", "weight", "constant", "extents", "absent", "opaque", "item"}
     wrong = []
     for file in (PACKAGE / "emit").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.Compare) and any(
                 isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node)
             ):
@@ -424,7 +424,7 @@ def test_the_digest_of_the_prover_has_all_that_a_proof_imports() -> None:
 def docstring_lines(file: Path) -> Iterator[tuple[int, str]]:
     """The lines of docstrings and of comments that have a line of their own."""
     lines = file.read_text().splitlines()
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
         for statement in (s for body in bodies if isinstance(body, list) for s in body):
             value = statement.value if isinstance(statement, ast.Expr) else None

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 
 import pytest
 from scripts import ROOT
+from sources import nodes
 from typer.main import get_command
 
 import taso_mirage
@@ -243,7 +244,7 @@ TROUBLES = "\n".join((DOCS / f"{page}.md").read_text() for page in ("troubleshoo
 
 def said_in_the_sources() -> Iterator[str]:
     for file in (ROOT / "taso_mirage").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield " ".join(node.value.split())
 

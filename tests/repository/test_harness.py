@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from scripts import ROOT
+from sources import nodes
 
 pytestmark = pytest.mark.lint("tests", "bench")
 FILES = [*sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "bench").glob("*.py"))]
 
 
 def imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from math import prod
 from typing import Any
 
@@ -28,6 +28,7 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     LoopValue,
     LoopView,
     Map,
+    Mapped,
     Reduce,
     Strides,
     base_value,
@@ -41,7 +42,17 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
-from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
+from taso_mirage.meanings.functions import (
+    ADD,
+    DIVIDE,
+    MAXIMUM,
+    MULTIPLY,
+    RECIPROCAL,
+    SUBTRACT,
+    WHERE,
+    Function,
+    function_of,
+)
 from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -103,6 +114,8 @@ class LazyMeaning(Meaning[LoopValue]):
 
     def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
+        if whole is None and fn is WHERE and isinstance(condition := base_value(xs[0]), LoopConstant):
+            return _retyped(self.expand(xs[1] if condition.value else xs[2], shape), dtype)
         if whole is None:
             args = tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
             return Map(dtype, shape, fn, args=args)
@@ -128,7 +141,26 @@ class LazyMeaning(Meaning[LoopValue]):
     def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
         letters = contraction(equation, len(a.shape), len(b.shape))
         type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
+        for side, x in enumerate((a, b)):
+            if isinstance(x, Concat) and all(isinstance(part, CppBuffer) for part in x.args):
+                return self._contracted_parts(equation, letters, (a, b), side)
         return Contract(type.dtype, type.shape or (), letters, args=(a, b))
+
+    def _contracted_parts(
+        self, equation: str, letters: tuple[str, str, str], pair: tuple[LoopValue, LoopValue], side: int
+    ) -> LoopValue:
+        """The contraction of each part of an operand whose parts lie in memory, which is not
+        copied: their sum, or side by side."""
+        whole, other = pair[side], pair[1 - side]
+        assert isinstance(whole, Concat)
+        letter, at = letters[side][whole.axis], letters[1 - side].find(letters[side][whole.axis])
+        parts: list[LoopValue] = []
+        for part, start in zip(whole.args, whole.starts(), strict=True):
+            own = other if at < 0 else self.slice(other, at, start, start + part.shape[whole.axis])
+            parts.append(self.contract(equation, *((part, own) if side == 0 else (own, part))))
+        if letter in letters[2]:
+            return self.concat(parts, letters[2].index(letter))
+        return reduce(lambda x, y: self.map(np.add, x, y), parts)
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
         kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
@@ -169,6 +201,9 @@ class LazyMeaning(Meaning[LoopValue]):
         want = tuple(shape)
         if want == a.shape:
             return a
+        if isinstance(a, Concat) and (at := _same_axis(a.shape, want, a.axis)) is not None:
+            sizes = [(*want[:at], part.shape[a.axis], *want[at + 1 :]) for part in a.args]
+            return Concat(a.dtype, want, at, args=tuple(map(self.reshape, a.args, sizes)))
         axes = _split(a.shape, want)
         return Flat(a.dtype, want, args=(a,)) if axes is None else view_of(a, want, axes)
 
@@ -196,20 +231,31 @@ class LazyMeaning(Meaning[LoopValue]):
 
     def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
         type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
-        shape, begin, end = type.shape or (), int(start), int(stop)
+        shape = type.shape or ()
         if shape == a.shape and step == 1:
             return a
         if isinstance(a, Concat) and a.axis != axis:
-            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, begin, end, step) for p in a.args]))
-        if isinstance(a, Concat) and step == 1 and begin < end:
-            parts = []
-            for part, at in zip(a.args, a.starts(), strict=True):
-                low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
-                parts += [self.slice(part, axis, low, high)] if low < high else []
+            return Concat(a.dtype, shape, a.axis, args=tuple([self.slice(p, axis, start, stop, step) for p in a.args]))
+        if isinstance(a, Concat) and step == 1 and (parts := self._parts_between(a, start, stop)):
             return self.concat(parts, axis)
         axes = list(own_axes(shape))
-        axes[axis] = begin, ((axis, step),)
+        axes[axis] = start, ((axis, step),)
         return view_of(a, shape, axes)
+
+    def _parts_between(self, a: Concat, start: Dim, stop: Dim) -> list[LoopValue]:
+        """The parts of a tensor between two places along its axis; none where they depend on the
+        values of sizes."""
+        starts, axis = [*a.starts(), a.shape[a.axis]], a.axis
+        if start in starts and stop in starts:
+            return list(a.args[starts.index(start) : starts.index(stop)])
+        parts: list[LoopValue] = []
+        for part, at in zip(a.args, starts, strict=False):
+            low, high, size = start - at, stop - at, part.shape[axis]
+            if not (isinstance(low, int) and isinstance(high, int) and isinstance(size, int)):
+                return []
+            low, high = max(low, 0), min(high, size)
+            parts += [self.slice(part, axis, low, high)] if low < high else []
+        return parts
 
     def pad(
         self,
@@ -234,6 +280,8 @@ class LazyMeaning(Meaning[LoopValue]):
         nodes = [variable(f"x{i}", Tensor(x.dtype, x.shape)) for i, x in enumerate(args)]
         meaning = IndexMapMeaning()
         found, sources = move(meaning, *map(meaning.leaf, nodes)), dict(zip(nodes, args, strict=True))
+        if found.rows:  # no variable of the kernel has them
+            return Mapped(found.dtype, found.shape, found, args=tuple([sources[node] for node in found.sources]))
         return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
 
     def __getattribute__(self, name: str) -> Any:
@@ -260,6 +308,13 @@ def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
     if groups is None:
         return None
     return [(0, tuple((i, dim_product(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
+
+
+def _same_axis(have: BufferSizes, want: BufferSizes, axis: int) -> int | None:
+    """The axis of a reshape's result that is an axis of its operand, with the same elements before
+    and after it."""
+    before, n = dim_product(have[:axis]), have[axis]
+    return next((i for i, m in enumerate(want) if m == n and dim_product(want[:i]) == before), None)
 
 
 def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:

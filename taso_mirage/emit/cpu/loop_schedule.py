@@ -173,7 +173,16 @@ class LoopSchedule:
             else:
                 self.store(value, target)
             self.room.buffers[value] = target
+            self._keep_products(value, target)
         return self.room.buffers[value]
+
+    def _keep_products(self, value: LoopValue, target: CppBuffer) -> None:
+        """Note the places of products side by side, which are not computed again."""
+        if not isinstance(value, Concat):
+            return
+        for part, start in zip(value.args, value.starts(), strict=True):
+            if isinstance(part, Contract):
+                self.room.buffers.setdefault(part, target.part(part.shape, value.axis, start))
 
     def contract(self, value: Contract, target: CppBuffer, update: bool) -> None:
         """Compute a product into a buffer, and its operands into memory before."""

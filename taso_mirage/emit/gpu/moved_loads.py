@@ -6,22 +6,30 @@ pieces are chosen with `tl.where`, and rows are integers that are loaded first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.emit.gpu.global_layouts import strides
 from taso_mirage.emit.gpu.moved_tensors import MovedTensor
 from taso_mirage.emit.gpu.offsets import TileCut, block_starts, lanes_along, offsets_along, wide_size
-from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.small_floats import SMALL_FLOATS, loaded
-from taso_mirage.emit.gpu.tiles import Tiles, marked
+from taso_mirage.emit.gpu.tiles import Tiles, known_count, marked
 from taso_mirage.emit.statements import Expression, every, expression, mentioned, sum_of, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Floor, Shape, Symbolic, summed_terms, symbol, symbols
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.meanings.conditions import Conditions, index_names
-from taso_mirage.meanings.index_maps import Row, position
+from taso_mirage.meanings.index_maps import IndexPiece, Row, position, row_numbers
 from taso_mirage.meanings.indices import Indices
+
+RUNS = 16
+"""The largest number of regular runs of a constant that a program computes and does not load."""
 
 
 @dataclass
@@ -41,7 +49,7 @@ class MovedLoad:
 
     def __post_init__(self) -> None:
         self.map = self.operand.map
-        self.buffers = dict(zip(self.map.sources, self.operand.sources, strict=True))
+        self.buffers = self.operand.buffers
         self.dims = {position(i): i for i in range(len(self.operand.shape))}
         self.is_wide = any(not isinstance(n, int) for n in self.operand.shape) or any(
             symbols(e) - {*self.dims, *(name for name, _ in self.map.rows)} for e in self.operand.dims
@@ -68,7 +76,7 @@ class MovedLoad:
     def innermost(self) -> int | None:
         """The axis along which the first piece is contiguous in memory."""
         for piece in self.map.pieces[:1]:
-            strides, _ = self._affine(self._flat(self.buffers[piece.source], piece.index))
+            strides, _ = self._affine(self._flat(piece.source, piece.index))
             dims = [self.dims[name] for name, stride in strides.items() if stride == 1]
             return next((self.axes[d][-1][0] for d in dims if self.axes[d]), None)
         return None
@@ -78,7 +86,9 @@ class MovedLoad:
     def _piece(self, i: int, present: Sequence[int], **hint: str) -> Expression:
         """The elements of a piece, and those of the fill where it is not, in the last piece."""
         piece = self.map.pieces[i]
-        at = self._offsets(self._flat(self.buffers[piece.source], piece.index), present)
+        if piece.source.op == "constant":
+            return self._constant(piece, i == len(self.map.pieces) - 1, present)
+        at = self._offsets(self._flat(piece.source, piece.index), present)
         missing = [a for a in present if a not in self._axes(piece.index)]
         at += [self.tiles.index(present, a) * 0 for a in missing]  # so that masks are not larger
         masks = [*self._conditions(piece.conditions, present), *self.tiles.masks(present)]
@@ -90,16 +100,17 @@ class MovedLoad:
 
     def _fill(self) -> Expression:
         """The number where no piece is."""
-        number, dtype = self.map.fill or 0, self.operand.dtype
-        if not number or not is_float(dtype):
-            return expression(int(number))
-        return v[repr(float(number))] if abs(number) < float("inf") else v.float(f'"{number}"')
+        return _shown(self.map.fill or 0, is_float(self.map.dtype))
 
     def _row(self, name: str, row: Row) -> tuple[str, list[int]]:
         """A row that is read: negative ones count from the end, and all are clamped."""
         present = self._axes([*row.index, *row.conditions])
         lines, index = self.tiles.lines, self._axes(row.index)
-        at = self._offsets(self._flat(self.buffers[row.source], row.index), present)
+        if row.source.op == "constant":
+            numbers = row_numbers(row.source.attr("value").numpy(), known_count([row.count]))
+            read = self._table(numbers, self._flat(row.source, row.index), present)
+            return lines.let(self._stage(read), name, read), present
+        at = self._offsets(self._flat(row.source, row.index), present)
         at += [self.tiles.index(present, a) * 0 for a in present if a not in index]
         masks = [*self._conditions(row.conditions, present), *self.tiles.masks(present)]
         read = tl.load(sum_of([self.names[row.source], *at]), *masks, other=0).to(tl.int64)
@@ -109,6 +120,25 @@ class MovedLoad:
         counted = tl.where(given < 0, given + count, given)
         clamped = tl.minimum(tl.maximum(counted, 0), count - 1)
         return lines.let(stage, f"{name}_clamped", clamped), present
+
+    def _constant(self, piece: IndexPiece, last: bool, present: Sequence[int]) -> Expression:
+        """The numbers of a constant, and those of the fill where the last piece is not."""
+        flat, dtype = self._flat(piece.source, piece.index), tl["int1" if self.map.dtype == "bool" else self.map.dtype]
+        found = self._table(piece.source.attr("value").numpy(), flat, present)
+        if last and piece.conditions:
+            found = tl.where(every(self._conditions(piece.conditions, present)), found, self._fill())
+        return tl.cast(found, dtype)
+
+    def _table(self, numbers: NDArray[Any], flat: Dim, present: Sequence[int]) -> Expression:
+        """The element of a constant at a place: it consists of runs with regular distances."""
+        at, runs = self._value(flat, present), regular_runs(numbers.reshape(-1))
+        if len(runs) > RUNS:
+            raise Unsupported(f"a constant of {len(runs)} regular runs, more than {RUNS}; make it an input")
+        found, end = expression(0), 0
+        for i, (start, first, step) in enumerate(reversed(runs)):
+            own = _shown(first, numbers.dtype.kind == "f") if not step else at * step + (first - start * step)
+            found, end = (tl.where(at < end, own, found) if i else own), start
+        return found
 
     def _stage(self, value: Expression) -> LoopPhase:
         """The section of a value: that of the loop if it reads the loop's variable."""
@@ -127,10 +157,17 @@ class MovedLoad:
 
     # ------------------------------------------------------------ addresses
 
-    def _flat(self, buffer: TritonBuffer, index: Sequence[Dim]) -> Dim:
+    @property
+    def is_zero_outside(self) -> bool:
+        """Whether the lanes beyond the sizes hold 0."""
+        return not self.map.fill and all(piece.source.op != "constant" for piece in self.map.pieces)
+
+    def _flat(self, source: Node, index: Sequence[Dim]) -> Dim:
         """The number of an element in memory."""
         found: Dim = 0
-        for e, stride in zip(index, buffer.strides, strict=True):
+        dense = strides(source.shape, range(len(source.shape)))
+        own = self.buffers[source].strides if source in self.buffers else dense
+        for e, stride in zip(index, own, strict=True):
             found = found + e * stride
         return found
 
@@ -200,3 +237,24 @@ class MovedLoad:
         if self.ranges.nonnegative(atom.numerator):
             return above // below
         return tl.where(above < 0, above - (below - 1), above) // below
+
+
+def _shown(number: float, is_float: bool) -> Expression:
+    """A number of a program."""
+    if not is_float or not number:
+        return expression(int(number))
+    return expression(float(number)) if math.isfinite(number) else v.float(f'"{number}"')
+
+
+def regular_runs(numbers: NDArray[Any]) -> list[tuple[int, Any, int]]:
+    """The runs of numbers with a regular distance, each as long as can be: the start, the first
+    number and the distance. It is 0 in runs of floats, which are equal."""
+    found, start = list[tuple[int, Any, int]](), 0
+    while start < len(numbers):
+        rest = numbers[start:]
+        step = int(rest[1]) - int(rest[0]) if len(rest) > 1 and rest.dtype.kind in "iu" else 0
+        differs = np.flatnonzero(rest != rest[0] + step * np.arange(len(rest)))
+        end = start + int(differs[0]) if len(differs) else len(numbers)
+        found.append((start, rest[0].item(), step if end - start > 1 else 0))
+        start = end
+    return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from taso_mirage.emit.gpu.program import TritonBuffer
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Node
 from taso_mirage.meanings.index_maps import IndexMap
@@ -17,10 +16,11 @@ from taso_mirage.operators.movements import index_map
 
 @dataclass(frozen=True, slots=True)
 class MovedTensor:
-    """The elements that `map` gives of its sources, with the buffer of each source."""
+    """The elements that `map` gives of its sources, with the buffer of each source but
+    constants."""
 
     map: IndexMap
-    sources: tuple[TritonBuffer, ...]
+    buffers: Mapping[Node, TritonBuffer]
 
     @property
     def dtype(self) -> str:
@@ -38,7 +38,7 @@ class MovedTensor:
             yield from (*piece.index, *piece.conditions)
         for _, row in self.map.rows:
             yield from (*row.index, *row.conditions, row.count)
-        yield from (stride for buffer in self.sources for stride in buffer.strides)
+        yield from (stride for buffer in self.buffers.values() for stride in buffer.strides)
 
 
 OperandTensor: TypeAlias = TritonBuffer | MovedTensor
@@ -46,19 +46,12 @@ OperandTensor: TypeAlias = TritonBuffer | MovedTensor
 
 def buffers_of(operand: OperandTensor) -> tuple[TritonBuffer, ...]:
     """The tensors in memory that are read for an operand."""
-    return (operand,) if isinstance(operand, TritonBuffer) else operand.sources
+    return (operand,) if isinstance(operand, TritonBuffer) else tuple(operand.buffers.values())
 
 
 def operand_tensor(node: Node, buffers: Mapping[Node, TritonBuffer]) -> OperandTensor | None:
-    """The tensor of a kernel's operand; None if it is absent.
-
-    Raises Unsupported if it moves elements of a tensor that is not in memory.
-    """
+    """The tensor of a kernel's operand; None if it is absent."""
     if node in buffers or not node.args:
         return buffers.get(node)
     found = index_map(node)
-    if missing := [source for source in found.sources if source not in buffers]:
-        raise Unsupported(
-            f"{node.op} reads {missing[0].op} {missing[0].type}, which is not in memory; make it an input"
-        )
-    return MovedTensor(found, tuple([buffers[source] for source in found.sources]))
+    return MovedTensor(found, {source: buffers[source] for source in found.sources if source.op != "constant"})

@@ -52,7 +52,7 @@ class TileMemory:
         tensors."""
         if isinstance(tensor, TritonBuffer):
             return [Argument(self.tiles.lines.name(leaf.attr("name")), tensor)]
-        return [Argument(self.tiles.lines.name(buffer.name), buffer) for buffer in tensor.sources]
+        return [Argument(self.tiles.lines.name(buffer.name), buffer) for buffer in tensor.buffers.values()]
 
     def measure(self, x: Tile) -> None:
         """Note the size of a tile."""
@@ -103,12 +103,12 @@ class TileMemory:
         self, i: int, operand: MovedTensor, x: Tile, parts: Sequence[Sequence[tuple[int, int]]], **hint: str
     ) -> Tile:
         """The tile x of an operand that is moved elements of tensors."""
-        names = {node: each.name for node, each in zip(operand.map.sources, self.arguments[i], strict=True)}
+        names = {node: each.name for node, each in zip(operand.buffers, self.arguments[i], strict=True)}
         tile = self.term.body.inputs[i].shape
         load = MovedLoad(self.tiles, operand, names, tile, parts, self.term.cuts(i), x.stage)
         code, present = load.code(**hint)
         axes = tuple([a if a in present else None for a in x.axes])
-        return replace(x, code=code, axes=axes, zero=not operand.map.fill, innermost=load.innermost())
+        return replace(x, code=code, axes=axes, zero=load.is_zero_outside, innermost=load.innermost())
 
     def words(self, node: Node) -> Tile:
         """The numbers of an operand of bytes, loaded as words."""
