@@ -1,5 +1,5 @@
-"""Products with a weight as kernels for the CPU, with the elementwise operators that follow; weights
-are stored in the order of their use.
+"""Products with a weight as kernels for the CPU, with the elementwise operators that follow;
+weights are stored in the order of their use.
 
 A runtime's product of one row waits for its weights, and for the translation of their addresses.
 Weights are read 1.2 times as fast from large pages, and twice as fast if they are stored in half
@@ -20,7 +20,7 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
-from taso_mirage.emit.cpu.elementwise import writes_function
+from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.epilogues import MEMBERS, ScalarFunction, broadcasts, following, read_functions
@@ -268,7 +268,7 @@ def summed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
 def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     """A product of a model with its epilogue. It has only sums if a function of another product of
     the same x is next to it (a gate): kernels of both are joined, and the gate with them."""
-    members = following(node, users, wanted, _reads, writes_function)
+    members = following(node, users, wanted, _reads, has_cpp)
     gated = any(elementwise(u.op) and any(_is_beside(a, node) for a in u.args) for u in users(members[-1]))
     return summed_product(node, users, wanted) if gated else members
 
@@ -332,10 +332,8 @@ def _followed(whole: Node, goal: Graph) -> WeightProduct | None:
     made = None if found is None else _multiplied(found[0], {})
     if found is None or made is None:
         return None
-    _, follows, before = found
-    made = replace(made, follows=follows)
-    if before is not None:
-        made = replace(made, x=before[0], precedes=before[1])
+    _, follows, (data, precedes) = found
+    made = replace(made, x=data, follows=follows, precedes=precedes)
     operands = {*made.known, made.x, made.b, *made.others} - {ABSENT}
     return made if made.goal() == whole and operands <= {*goal.inputs} else None
 

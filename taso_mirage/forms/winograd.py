@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 
 from taso_mirage.devices.device import Device
-from taso_mirage.emit.cpu.elementwise import writes_function
+from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.forms.base.epilogues import ScalarFunction, around, of_results_or_channels, read_functions
 from taso_mirage.forms.base.form import Form, IsWanted, Users
@@ -194,10 +194,8 @@ def _followed(goal: Graph) -> Convolution | None:
     made = None if found is None else _convolved(found[0])
     if found is None or made is None:
         return None
-    _, follows, before = found
-    made = replace(made, follows=follows)
-    if before is not None:
-        made = replace(made, x=before[0], precedes=before[1])
+    _, follows, (data, precedes) = found
+    made = replace(made, x=data, follows=follows, precedes=precedes)
     return made if made.goal() == whole and {made.x, *made.others} <= {*goal.inputs} else None
 
 
@@ -244,7 +242,7 @@ def _instance(node: Node) -> TemplateInstance:
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
     if not is_convolution(node):
         return []
-    return around(node, users, wanted, of_results_or_channels, writes_function, is_convolution)
+    return around(node, users, wanted, of_results_or_channels, has_cpp, is_convolution)
 
 
 FORM = Form(CpuProgram("winograd", _instance), convolution, _members)

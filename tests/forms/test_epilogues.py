@@ -1,5 +1,5 @@
-"""Epilogues of the hand-written kernels of a CPU: any elementwise function, with other operands that
-broadcast; which operators of a model they are; wrong ones are refused."""
+"""Epilogues of the hand-written kernels of a CPU: any elementwise function, with other operands
+that broadcast; which operators of a model they are; wrong ones are refused."""
 
 from __future__ import annotations
 

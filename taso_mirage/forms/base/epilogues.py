@@ -189,7 +189,7 @@ class ScalarFunction:
 
 def read_functions(
     whole: Node, is_first: Callable[[Node], bool]
-) -> tuple[Node, ScalarFunction | None, tuple[Node, ScalarFunction] | None] | None:
+) -> tuple[Node, ScalarFunction | None, tuple[Node, ScalarFunction | None]] | None:
     """The only term in a graph of which this is true, the function of its result that the graph is,
     and the tensor of which a function is the data of the term; None for other graphs."""
     order = topological([whole])
@@ -204,10 +204,18 @@ def read_functions(
     if not all(elementwise(node.op) for node in (*members[1:], *inner)):
         return None
     after = None if len(members) == 1 else scalar_function(members)
-    data = next((a for a in _operands(inner) if a.type == first[0].args[0].type), None)
-    if inner and data is None:
+    if inner and not any(a.type == first[0].args[0].type for a in _operands(inner)):
         return None
-    return first[0], after, None if data is None else (data, scalar_function([data, *inner]))
+    return first[0], after, data_function(first[0], inner)
+
+
+def data_function(node: Node, before: Sequence[Node]) -> tuple[Node, ScalarFunction | None]:
+    """The tensor of which some terms, the last of which is the data of a term, are a function, and
+    the function; the data itself without terms."""
+    if not before:
+        return node.args[0], None
+    data = next(a for a in _operands(before) if a.type == node.args[0].type)
+    return data, scalar_function([data, *before])
 
 
 def scalar_function(members: Sequence[Node]) -> ScalarFunction:
