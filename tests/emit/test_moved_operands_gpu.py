@@ -9,7 +9,7 @@ from pathlib import Path
 import in_turn
 import numpy as np
 import pytest
-from moved_operands import MOVED, arrays, chained, joined, padded
+from moved_operands import IN_BODIES, MOVED, arrays, chained, joined, padded
 from mugraphs import kernel, leaf
 from native_kernels import exact
 
@@ -22,8 +22,6 @@ from taso_mirage.operators.ops import term
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 SEEDS = 40
 DTYPES = ("float32", "float16")
-IN_BODIES = "bodies"
-"""A muGraph with gathers in a body, which have no form in Triton."""
 
 
 @cache

@@ -203,8 +203,14 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
     nodes = (node for graph in graphs for node in graph if prepares(node))
     found = dict.fromkeys(header for node in nodes for header in _headers(node))
     names: list[str | Path] = ["lanes.h", *found] if found else []
-    folder = files("taso_mirage.emit.cpu")
-    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
+    return [name.read_text() if isinstance(name, Path) else header(name) for name in names]
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a file beside this one: `vector.h` is in every generated source, `free.h` in
+    those with sizes of a run, `index_maps.h` in those that read elements by index maps."""
+    return files("taso_mirage.emit.cpu").joinpath(name).read_text()
 
 
 def _headers(node: Node) -> tuple[str | Path, ...]:
