@@ -5,7 +5,7 @@ A movement along one axis is a vector: for each new position the old one, or ANY
 takes another operand. It passes through every operator whose result at a position of the axis
 depends on its operands at that position alone, which the operator's labels say
 (`label_trace.py`): elementwise operators, products along their rows and columns, folds over other
-axes, layouts. What reaches the inputs is a movement term over them; to the search it is an input of
+axes, layouts. At the inputs it is a movement term over them, which is to the search an input of
 its own. A concatenation of computed parts is a selection among them.
 """
 
@@ -97,7 +97,7 @@ class MovedGoal:
 def moved_goal(goal: Graph) -> MovedGoal:
     """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
 
-    Raises Unsupported, which names the operator and what is missing, where a movement does not
+    Raises Unsupported, which names the operator and its lack, where a movement does not
     reach the operands.
     """
     same = MovedGoal(goal, goal, goal.inputs)

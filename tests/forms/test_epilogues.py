@@ -4,13 +4,15 @@ broadcast; which operators of a model they are; wrong ones are refused."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from epilogue_functions import CHANNELS, FUNCTIONS, IMAGES, RESULTS, leaves, right_body, silu, wrong_bodies
-from named_models import model, w, x
+from fused_models import TRYING, quick, together
+from named_models import model, session, w, x
 from native_kernels import QUICK, STRICT, check, sanitized, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
@@ -21,12 +23,16 @@ from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.linear import weight_products
 from taso_mirage.forms.winograd import convolution
 from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.regions.fragments import fragments
+from taso_mirage.search.config import Config
 from taso_mirage.verdicts import Evidence, Failure
 
 PADS = (1, 1, 1, 1)
@@ -170,3 +176,45 @@ def test_an_epilogue_ends_where_others_read_it_or_there_is_no_code() -> None:
     assert regions(term("where", term("greater", made, constant(0.0, "float32")), made, data)) == [
         ["conv", "greater", "where"]
     ]
+
+
+def efficient_block() -> list[Node]:
+    """A convolution, a depthwise one, squeeze and excitation, and a projection, with silu."""
+    data = x("x", 1, 8, 8, 8)
+
+    def one(data: Node, name: str, channels: int, given: int) -> Node:
+        how: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+        return term("conv", data, w(f"w{name}", channels, given, 1, 1), w(f"b{name}", channels), **how)
+
+    wide = silu(conv(data, w("w", 16, 8, 3, 3), w("b", 16)))
+    deep = term("conv", wide, w("d", 16, 1, 3, 3), strides=(1, 1), pads=PADS, dilations=(1, 1), group=16)
+    seen = silu(deep)
+    pooled = term("reduce_mean", seen, axes=(2, 3), keepdims=1)
+    gate = term("sigmoid", one(silu(one(pooled, "r", 4, 16)), "e", 16, 4))
+    return [term("add", one(term("mul", seen, gate), "p", 8, 16), data)]
+
+
+@pytest.mark.sampled(2)
+def test_a_model_gets_kernels_with_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions with silu are one node of the runtime, beside regions that a search finds."""
+    quick(monkeypatch)
+    together(monkeypatch)
+    plain = model(*efficient_block())
+    result = optimize_model(plain, Config(measure=False, budget=0.0))
+    result = replace(result, model=result.original, steps=(), changed=False)
+    found = fused(result, Config(budget=1000.0, seconds=0.0), "search", trying=TRYING)
+    assert found.changed, found.notes
+    assert (("conv", "sigmoid", "mul"), 1) in [kind for kernel in found.kernels for kind in kernel.kinds]
+    assert all(each.passed for each in found.differences)
+    left = [node.op for node in found.model.nodes()]
+    assert left.count("sigmoid") < [node.op for node in plain.nodes()].count("sigmoid")
+    feed = dict(random_inputs(plain, 0, {}))
+    runs = [session(*each).run(None, feed)[0] for each in ((found.model, True), (found.model, False), (plain, False))]
+    for made in runs[:2]:
+        np.testing.assert_allclose(made, runs[2], rtol=1e-4, atol=1e-4)
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    yield "epilogues/winograd", convolved("all")[0]
+    yield "epilogues/linear", multiplied("all", *SIZES[1])[0]

@@ -172,6 +172,7 @@ def read(graph: Graph) -> list[set[str]]:
     return [{name for name, *_ in operands} for operands, _ in form(graph)]
 
 
+@pytest.mark.sampled(2)
 def test_attention_split_over_the_keys_then_its_projection() -> None:
     """Three kernels: partial sums over the keys, their combination, and the product with the
     output's weights."""
@@ -253,6 +254,7 @@ def test_the_program_has_the_threads_that_were_asked_for(tmp_path: Path) -> None
     assert '"num_warps": 8' in (tmp_path / "program.py").read_text()
 
 
+@pytest.mark.sampled(2)
 def test_the_search_is_deterministic() -> None:
     first, second = (Search(lora().graph(), SearchOptions()) for _ in range(2))
     assert [f.graph for f in first.run(5, 60)] == [f.graph for f in second.run(5, 60)]

@@ -207,6 +207,7 @@ HEAVY = """
 """
 
 
+@pytest.mark.sampled(3)
 def test_a_model_whose_loop_repeats_itself_becomes_faster() -> None:
     before = parse(HEAVY)
     after, result = optimized(before, measure=True, budget=10.0, kernels="off")

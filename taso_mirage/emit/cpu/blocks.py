@@ -114,6 +114,11 @@ class CppKernelFunction:
         constants = [x for x in operand_sources(self.node) if x.op == "constant"]
         return {**given, **{x: self._constant(x) for x in constants}}
 
+    def _numbers(self, nodes: Iterable[Node]) -> dict[Node, LoopValue]:
+        """The constants of one element."""
+        alone = [x for x in nodes if x.op == "constant" and all(n == 1 for n in x.shape)]
+        return {x: self.lazy.constant(x.attr("value")) for x in alone}
+
     def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
         args = [None if a is ABSENT else self._operand(a, memory) for a in self.node.args]
         made = interpret_term(self.node, self.lazy, args)
@@ -123,7 +128,8 @@ class CppKernelFunction:
     def _operand(self, node: Node, memory: Mapping[Node, CppBuffer]) -> LoopValue:
         """An operand of an ordinary operator."""
         if is_moved(node):
-            return parted(index_map(node), range(len(node.shape)), lambda part: values_at(part, memory))
+            sources = {**memory, **self._numbers(memory)}
+            return parted(index_map(node), range(len(node.shape)), lambda part: values_at(part, sources))
         return self.lazy.constant(node.attr("value")) if node.op == "constant" else memory[node]
 
     def _kernel(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[Statement]:
@@ -142,9 +148,8 @@ class CppKernelFunction:
             imap, fmap = self.node.attr("imap")[i], self.node.attr("fmap")[i]
             cut += [(leaf.shape[axis], f"g{g}") for g, axis in enumerate(imap) if axis >= 0]
             if is_moved(arg):
-                tile = MovedTile(
-                    f"t{i}", memory, types, leaf.shape, *_starts(arg.shape, leaf.shape, grid, loop, imap, fmap)
-                )
+                starts = _starts(arg.shape, leaf.shape, grid, loop, imap, fmap)
+                tile = MovedTile(f"t{i}", memory, self._numbers(memory), types, leaf.shape, *starts)
                 tiles[leaf] = tile.value(index_map(arg))
                 made, moved = [*made, *tile.made], [*moved, *tile.moved]
                 continue

@@ -28,6 +28,7 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     LoopValue,
     LoopView,
     Map,
+    Mapped,
     Reduce,
     Strides,
     base_value,
@@ -41,7 +42,17 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
-from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
+from taso_mirage.meanings.functions import (
+    ADD,
+    DIVIDE,
+    MAXIMUM,
+    MULTIPLY,
+    RECIPROCAL,
+    SUBTRACT,
+    WHERE,
+    Function,
+    function_of,
+)
 from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -103,6 +114,8 @@ class LazyMeaning(Meaning[LoopValue]):
 
     def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
+        if whole is None and fn is WHERE and isinstance(condition := base_value(xs[0]), LoopConstant):
+            return _retyped(self.expand(xs[1] if condition.value else xs[2], shape), dtype)
         if whole is None:
             args = tuple([x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs])
             return Map(dtype, shape, fn, args=args)
@@ -188,6 +201,9 @@ class LazyMeaning(Meaning[LoopValue]):
         want = tuple(shape)
         if want == a.shape:
             return a
+        if isinstance(a, Concat) and (at := _same_axis(a.shape, want, a.axis)) is not None:
+            sizes = [(*want[:at], part.shape[a.axis], *want[at + 1 :]) for part in a.args]
+            return Concat(a.dtype, want, at, args=tuple(map(self.reshape, a.args, sizes)))
         axes = _split(a.shape, want)
         return Flat(a.dtype, want, args=(a,)) if axes is None else view_of(a, want, axes)
 
@@ -264,6 +280,8 @@ class LazyMeaning(Meaning[LoopValue]):
         nodes = [variable(f"x{i}", Tensor(x.dtype, x.shape)) for i, x in enumerate(args)]
         meaning = IndexMapMeaning()
         found, sources = move(meaning, *map(meaning.leaf, nodes)), dict(zip(nodes, args, strict=True))
+        if found.rows:  # no variable of the kernel has them
+            return Mapped(found.dtype, found.shape, found, args=tuple([sources[node] for node in found.sources]))
         return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
 
     def __getattribute__(self, name: str) -> Any:
@@ -290,6 +308,13 @@ def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
     if groups is None:
         return None
     return [(0, tuple((i, dim_product(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
+
+
+def _same_axis(have: BufferSizes, want: BufferSizes, axis: int) -> int | None:
+    """The axis of a reshape's result that is an axis of its operand, with the same elements before
+    and after it."""
+    before, n = dim_product(have[:axis]), have[axis]
+    return next((i for i, m in enumerate(want) if m == n and dim_product(want[:i]) == before), None)
 
 
 def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:

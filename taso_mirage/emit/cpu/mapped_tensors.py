@@ -157,6 +157,8 @@ class MovedTile:
 
     name: str
     sources: Mapping[Node, CppBuffer]
+    numbers: Mapping[Node, LoopValue]
+    """The sources that are constants of one element."""
     types: Mapping[str, str]
     """The C++ types of the elements of the sources, by their names."""
     shape: BufferSizes
@@ -173,7 +175,7 @@ class MovedTile:
         def part(each: IndexMap) -> LoopValue:
             shape = [n if axis in whole else self.shape[axis] for axis, n in enumerate(each.shape)]
             tile = tile_map(each, shape, self.starts, self.extents)
-            made = values_at(tile, self.sources)
+            made = values_at(tile, {**self.sources, **self.numbers})
             return self._pointed(made, tile) if isinstance(made, CppBuffer) else made
 
         return parted(found, whole, part)

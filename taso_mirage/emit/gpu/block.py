@@ -15,7 +15,7 @@ from taso_mirage.emit.gpu.block_term import BlockTerm
 from taso_mirage.emit.gpu.clusters import combined
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.explained import said_of
-from taso_mirage.emit.gpu.forms import reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.moved_tensors import OperandTensor, buffers_of
 from taso_mirage.emit.gpu.names import fixed_ids
@@ -37,7 +37,7 @@ from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, loop, tl
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, parts_in, usual_size
-from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, numpy_dtype
 from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
@@ -48,11 +48,10 @@ the tile is swizzled for the dot, and every other read has bank conflicts (19.9-
 H100). Different policies keep the compiler from joining the two loads."""
 
 
-class TritonBlock:
+class TritonBlock(LaunchedFunction):
     """The state of one kernel's function during its generation."""
 
-    specialized = False
-    helpers = ()
+    body: Graph
 
     def __init__(
         self,
