@@ -126,7 +126,7 @@ def test_equal_refusals_are_one(bench: ModuleType) -> None:
     rows = [
         {"case": "a", "kind": "form", "expressed": False, "problem": text},
         {"case": "b", "kind": "form", "expressed": False, "problem": text.replace("14", "28")},
-        {"case": "c", "kind": "form", "expressed": True, "cpu": {"found": True, "problem": "off by 0.5"}},
+        {"case": "c", "kind": "form", "expressed": True, "labels": 3, "cpu": {"found": True, "problem": "off by 0.5"}},
     ]
     assert bench.refusals(rows) == {
         ("expressed", text.replace("float32[1, 64, 14, 14]", "T")): 2,
