@@ -40,7 +40,7 @@ from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import fragments
-from taso_mirage.regions.quantized_products import of_integers
+from taso_mirage.regions.region_kinds import of_integers
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.targets.protocol import Trusted

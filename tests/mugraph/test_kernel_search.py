@@ -294,5 +294,5 @@ def test_what_cannot_be_searched_is_named() -> None:
     g.new_input((4, 4), name="X")
     with pytest.raises(InvalidOption, match="named 'X' already"):
         g.new_input((4, 4), name="X")
-    with pytest.raises(Unsupported, match="cumsum"):
-        superoptimize(Graph(tuple(g.inputs), (term("cumsum", g.inputs[0], axis=1),)))
+    with pytest.raises(Unsupported, match="argmax"):
+        superoptimize(Graph(tuple(g.inputs), (term("argmax", g.inputs[0], axis=1),)))
