@@ -78,10 +78,10 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with the muGraph of the model's region, which is searched once."""
-    folder = tmp_path_factory.mktemp("found")
-    onnx.save(gated(), folder / "gated.onnx")
-    kernels(folder / "gated.onnx", "--budget", 60, "--checkpoint", folder / "kept.json")
-    return folder / "kept.json"
+    path = tmp_path_factory.mktemp("found") / "gated.onnx"
+    onnx.save(gated(), path)
+    kernels(path, "--budget", 60, "--checkpoint", path.with_suffix(".json"))
+    return path.with_suffix(".json")
 
 
 def operators(region: KernelRegion) -> list[str]:
@@ -168,9 +168,9 @@ def test_the_text_names_places_kernels_and_evidence(model: Path, found: Path) ->
 
 
 def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path, found: Path) -> None:
-    options = ["--checkpoint", str(found), "--show", "1"]
-    (row,) = kernels(model, *options)["regions"]
-    done = CliRunner().invoke(app, ["kernels", str(model), *options], catch_exceptions=False)
+    given = [str(model), "--checkpoint", str(found), "--show", "1"]
+    (row,) = kernels(*given)["regions"]
+    done = CliRunner().invoke(app, ["kernels", *given], catch_exceptions=False)
     assert len(row["launches"]) == len(row["kernels"])
     assert all(0 < each["tuner_seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
     assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
