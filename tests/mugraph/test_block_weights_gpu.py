@@ -338,7 +338,7 @@ def run(model: Model) -> np.ndarray:
     return np.asarray(session.run(None, feed())[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_a_model_with_a_kernel_keeps_its_operators() -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     model = gated_mlp(zeros=False)
