@@ -55,10 +55,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[None]:
-    """Compiled libraries, named by their sources, are the same for all workers."""
+    """Compiled libraries and kernels, named by their sources, are the same for all workers."""
     folder = tmp_path_factory.mktemp("cache")
-    (shared / "runtime").mkdir(exist_ok=True)
-    (folder / "runtime").symlink_to(shared / "runtime", target_is_directory=True)
+    for name in ("runtime", "cpp"):
+        (shared / name).mkdir(exist_ok=True)
+        (folder / name).symlink_to(shared / name, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASO_MIRAGE_CACHE", str(folder))
         yield

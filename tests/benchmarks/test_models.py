@@ -62,7 +62,7 @@ ALIKE = ("nasnet_a", "llama_lora")
 """Large to export, and made of the operators of MobileNet and Inception, or of Llama."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in models.EXPORTED])
 def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
     check(small(name))
@@ -94,7 +94,7 @@ def test_full_model_is_valid_and_runs(name: str) -> None:
     check(models.build(name, small=False))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 16), (3, 7)])
 def test_dynamic_model_runs_at_any_size(small: Small, name: str, batch: int, sequence: int) -> None:

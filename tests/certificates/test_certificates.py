@@ -240,7 +240,7 @@ def test_tampered_certificates_are_refused(case: Case, count: int) -> None:
     )  # a record less may still be enough, and a number changed on both sides a true equality
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_tampered_certificate_never_leads_to_another_model(case: Case) -> None:
     original, optimized, text = case
     rng = random.Random(1)

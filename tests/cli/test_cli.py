@@ -255,7 +255,7 @@ def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path
     assert done.returncode == 130, done.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(
     ("end", "code", "said"),

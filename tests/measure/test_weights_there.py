@@ -107,7 +107,7 @@ def test_a_process_that_is_started_anew_gets_the_weights_again(sent: Counter[str
     assert sent["keep_weights"] == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_computed_weights_go_once_too(sent: Counter[str]) -> None:
     """A weight that was folded is the same in every candidate that has it."""
     found = optimize_model(layers(2), Config(kernels="off", budget=5))

@@ -196,7 +196,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     assert found_as(gated(down=True), wanted, kernels=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]
@@ -294,5 +294,5 @@ def test_what_cannot_be_searched_is_named() -> None:
     g.new_input((4, 4), name="X")
     with pytest.raises(InvalidOption, match="named 'X' already"):
         g.new_input((4, 4), name="X")
-    with pytest.raises(Unsupported, match="cumsum"):
-        superoptimize(Graph(tuple(g.inputs), (term("cumsum", g.inputs[0], axis=1),)))
+    with pytest.raises(Unsupported, match="argmax"):
+        superoptimize(Graph(tuple(g.inputs), (term("argmax", g.inputs[0], axis=1),)))

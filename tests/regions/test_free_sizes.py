@@ -305,7 +305,7 @@ def ran(session: Any) -> set[str]:
     return {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_model_runs_its_kernels_at_all_sizes(optimized: tuple[Result, Result], tmp_path: Path) -> None:
     before, found = optimized
     assert kernels(found) >= 2

@@ -267,7 +267,7 @@ def records(regions: dict[EqualRegions, list[RegionSite]]) -> list[Record]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_regions_of_a_model_run_at_every_size(
     regions: dict[EqualRegions, list[RegionSite]], records: list[Record], tmp_path: Path
 ) -> None:

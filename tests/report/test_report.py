@@ -129,7 +129,7 @@ def test_several_outputs_are_one_change_and_folded_weights_are_one_each() -> Non
     assert folded.places == ("near u", "near v")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "inception_v3"])
 def test_both_sides_of_every_change_compute_the_same(
     small: Callable[..., onnx.ModelProto], name: str, tmp_path: Path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from math import prod
 from typing import Any
 
@@ -160,7 +160,7 @@ class LazyMeaning(Meaning[LoopValue]):
             parts.append(self.contract(equation, *((part, own) if side == 0 else (own, part))))
         if letter in letters[2]:
             return self.concat(parts, letters[2].index(letter))
-        return reduce(lambda x, y: self.map(np.add, x, y), parts)
+        return reduce(partial(self.map, np.add), parts)
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
         kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
@@ -175,12 +175,14 @@ class LazyMeaning(Meaning[LoopValue]):
         contraction: a matrix times a vector."""
         if not is_float(a.dtype):
             return None
+        if isinstance(a, Concat):
+            return self._products(a, axes)
         factors = list(_factors(a))
         wide = {i for i, n in enumerate(a.shape) if n != 1}
         large = [x for x in factors if wide <= _varies(x, a.shape)]
         others = [x for x in factors if x not in large]
         seen = set[int]().union(*[_varies(x, a.shape) for x in others])
-        known = len(large) == 1 and isinstance(base_value(large[0]), CppBuffer)
+        known = len(large) == 1 and isinstance(base_value(large[0]), (CppBuffer, Mapped))
         if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
             return None
         small = others[0]
@@ -196,6 +198,18 @@ class LazyMeaning(Meaning[LoopValue]):
         shape = tuple(n for i, n in enumerate(a.shape) if i not in axes)
         pair = Contract(a.dtype, shape, letters, args=(few, large[0]))
         return self.reshape(pair, kept)
+
+    def _products(self, a: Concat, axes: Strides) -> LoopValue | None:
+        """The contraction of each part, side by side or their sum, if one of them is one."""
+        kept = [tuple([1 if i in axes else n for i, n in enumerate(part.shape)]) for part in a.args]
+        found = [self._product(part, axes, shape) for part, shape in zip(a.args, kept, strict=True)]
+        if not any(found):
+            return None
+        sums = [
+            product or Reduce(a.dtype, shape, ADD, axes, args=(part,))
+            for product, part, shape in zip(found, a.args, kept, strict=True)
+        ]
+        return reduce(partial(self.map, np.add), sums) if a.axis in axes else self.concat(sums, a.axis)
 
     def reshape(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
         want = tuple(shape)

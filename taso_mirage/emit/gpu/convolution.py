@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.convolved_axes import first_seen, seen_pixels
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
-from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import (
     BF16_PARTS,
     PRECISIONS,
