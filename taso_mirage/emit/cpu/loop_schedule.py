@@ -178,7 +178,9 @@ class LoopSchedule:
 
     def _keep_products(self, value: LoopValue, target: CppBuffer) -> None:
         """Note the places of products side by side, which are not computed again."""
-        for part, start in zip(value.args, value.starts(), strict=True) if isinstance(value, Concat) else ():
+        if not isinstance(value, Concat):
+            return
+        for part, start in zip(value.args, value.starts(), strict=True):
             if isinstance(part, Contract):
                 self.room.buffers.setdefault(part, target.part(part.shape, value.axis, start))
 
