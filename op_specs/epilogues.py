@@ -1,8 +1,8 @@
 """Elementwise functions around the operators of forms; this module defines no operators.
 
-An epilogue is a graph of elementwise operators, `body`: its first input stands for an element of the
-result, and the others for the elements of other tensors that belong to it. These tensors broadcast
-to the result. A prologue is the same for an operand of the operator.
+An epilogue is a graph of elementwise operators, `body`: its first input stands for an element of
+the result, and the others for the elements of other tensors that belong to it. These tensors
+broadcast to the result. A prologue is the same for an operand of the operator.
 """
 
 from op_specs.arithmetic import add, mul

@@ -6,7 +6,7 @@ import numpy as np
 from op_specs.activations import relu as rectified
 from op_specs.arithmetic import add
 from op_specs.conv import check_bias
-from op_specs.epilogues import followed, raised
+from op_specs.epilogues import divided, followed, raised
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph, Literal, numpy_dtype
@@ -29,15 +29,18 @@ def implicit_gemm(
     block: Ints = (64, 64, 64, 0),
     relu: int = 0,
     body: Graph | None = None,
+    prologue: Graph | None = None,
 ):
     """(n,h,w,g*c), (i,j,c,g*o), (g*o), (n,h',w',g*o), tensors -> (n,h',w',g*o): conv of x and w
-    with channels last, then z is added, then relu, then the epilogue `body` of the result and the
-    other tensors.
+    with channels last, then z is added, then relu, then the epilogue `body` of the result and other
+    tensors; x is the `prologue` of the data and the remaining ones.
 
     `merged`: so many groups are one matrix, with zeros where a group would see the channels of
     another. `block`, which changes nothing: how many results' pixels and columns a block of the
     grid has, how many channels a step of its sum, and whether the steps are written one by one.
     """
+    after, before = divided(others, body)
+    x = followed(xp, x, before, prologue)
     (*_, channels), (*kernel, c, o) = xp.shape(x), xp.shape(w)
     if (
         xp.rank(x) != 4
@@ -61,7 +64,7 @@ def implicit_gemm(
         if xp.shape(z) != xp.shape(y):
             raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
         y = add(xp, y, z)
-    return followed(xp, rectified(xp, y) if relu else y, others, body)
+    return followed(xp, rectified(xp, y) if relu else y, after, body)
 
 
 def _dense(xp, w, group: int, merged: int):
@@ -95,3 +98,4 @@ implicit_gemm.example("float32[1,7,7,2]", "float32[3,3,2,2]", strides=(1, 1), pa
 implicit_gemm.example(
     "float32[2,5,5,4]", "float32[3,3,1,4]", "float32[4]", None, "float32[2,1,1,4]", **_SAME, group=4, body=raised()
 )
+implicit_gemm.example("float32[1,5,6,2]", "float32[3,3,2,3]", None, None, "float32[2]", **_SAME, prologue=raised())

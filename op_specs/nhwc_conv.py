@@ -71,3 +71,11 @@ nhwc_conv.laws("""
             perm=(0, 3, 1, 2)) \
         where rank(x) == 4 and dtype(x) == "float16" and is_weight(w)
 """)
+nhwc_conv.laws(
+    """
+    conv(transpose(x, perm=(0, 3, 1, 2)), w, *b, group=1, **a) \
+        == transpose(nhwc_conv(x, transpose(w, perm=(0, 2, 3, 1)), *b, group=1, **a), perm=(0, 3, 1, 2)) \
+        where rank(x) == 4 and dtype(x) == "float16" and is_weight(w)
+""",
+    moving=True,
+)

@@ -137,3 +137,36 @@ transpose.laws(
 """,
     moving=True,
 )
+# Parts of a model with channels last on a GPU: images as rows, sums with a vector for each image,
+# and joins with an operand in the other layout.
+transpose.laws("""
+    transpose(reshape(transpose(x, perm=(0, 3, 1, 2)), shape=s), perm=(0, 2, 1)) \
+        == reshape(x, shape=(s[0], s[2], s[1])) \
+        where rank(x) == 4 and len(s) == 3 and s[:2] == at(shape(x), (0, 3))
+    given x: (n, h, w, c) | s: (n, c, h*w)
+    transpose(unsqueeze(x, axes=(2, 3)), perm=(0, 2, 3, 1)) == unsqueeze(x, axes=(1, 2))  where rank(x) == 2
+    given x: (n, c)
+""")
+transpose.laws(
+    """
+    reshape(transpose(x, perm=(0, 2, 1)), shape=s) \
+        == transpose(reshape(x, shape=(s[0], s[2], s[3], s[1])), perm=(0, 3, 1, 2)) \
+        where rank(x) == 3 and len(s) == 4 and s[:2] == at(shape(x), (0, 2)) and dtype(x) == "float16"
+    given x: float16(n, h*w, c) | s: (n, c, h, w)
+    resize(transpose(x, perm=p), factors=f) == transpose(resize(x, factors=at(f, inverse(p))), perm=p)
+    given x: (n, h, w, c) | p: (0, 3, 1, 2), f: (1, 1, 2, 2)
+    add(transpose(x, perm=(0, 3, 1, 2)), y) \
+        == transpose(add(x, transpose(y, perm=(0, 2, 3, 1))), perm=(0, 3, 1, 2)) \
+        where rank(x) == rank(y) == 4 and dtype(x) == "float16"
+    given x: float16(n, h, w, c), y: float16(n, c, h, w)
+    concat(transpose(x, perm=(0, 3, 1, 2)), y, axis=1) \
+        == transpose(concat(x, transpose(y, perm=(0, 2, 3, 1)), axis=3), perm=(0, 3, 1, 2)) \
+        where rank(x) == 4 and dtype(x) == "float16"
+    given x: float16(n, h, w, c), y: float16(n, k, h, w)
+    concat(y, transpose(x, perm=(0, 3, 1, 2)), axis=1) \
+        == transpose(concat(transpose(y, perm=(0, 2, 3, 1)), x, axis=3), perm=(0, 3, 1, 2)) \
+        where rank(x) == 4 and dtype(x) == "float16"
+    given x: float16(n, h, w, c), y: float16(n, k, h, w)
+""",
+    moving=True,
+)

@@ -18,6 +18,8 @@ from sampling import pytest_collection_modifyitems, pytest_terminal_summary  # n
 if TYPE_CHECKING:
     import onnx
 
+    from taso_mirage.report.result import Result
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and numpy, or PyTorch: there is a worker for each core
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else another process imports PyTorch for it
@@ -53,10 +55,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[None]:
-    """Compiled libraries, named by their sources, are the same for all workers."""
+    """Compiled libraries and kernels, named by their sources, are the same for all workers."""
     folder = tmp_path_factory.mktemp("cache")
-    (shared / "runtime").mkdir(exist_ok=True)
-    (folder / "runtime").symlink_to(shared / "runtime", target_is_directory=True)
+    for name in ("runtime", "cpp"):
+        (shared / name).mkdir(exist_ok=True)
+        (folder / name).symlink_to(shared / name, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASO_MIRAGE_CACHE", str(folder))
         yield
@@ -111,11 +114,24 @@ def layer(shared: Path) -> Path:
 
     path = shared / "layer.onnx"
     if not path.exists():
-        whole = onnx.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
+        whole = onnx.load(ROOT / "models" / "mini_transformer.onnx")
         norms = [node.output[0] for node in whole.graph.node if node.op_type == "LayerNormalization"]
         made = Extractor(whole).extract_model([each.name for each in whole.graph.input], [norms[2]])
         put(made.SerializeToString(), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def mini() -> Result:
+    """The result of `models/mini_transformer.onnx`, with its explanation."""
+    from taso_mirage.onnx_io import load
+    from taso_mirage.pipeline import optimize_model
+    from taso_mirage.search.config import Config
+
+    config = Config(budget=30, measure=False, explain=True, partial=False)
+    found = optimize_model(load(ROOT / "models" / "mini_transformer.onnx"), config)
+    assert found.changed
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taso_mirage.checker.casts import cast
-from taso_mirage.checker.elementwise import absolute, power
+from taso_mirage.checker.elementwise import absolute, power, sigmoid
 from taso_mirage.checker.forms import ONE, ZERO, Poly, condition, divided, fresh, just, multiplied, need, poly, summed
 from taso_mirage.checker.functions import called, compared, denied, exponential
 from taso_mirage.checker.tensors import Tensor, literal
@@ -84,6 +84,25 @@ def group_norm(x: Tensor, s: Tensor, b: Tensor, *, num_groups: int, epsilon: flo
     apart = (x.shape[0], poly(num_groups), each * multiplied(x.shape[2:]))
     y = wide(x, lambda w: standard(w.reshape(apart), (2,), epsilon).reshape(w.shape), stash_type)
     return y * per_channel(s, x) + per_channel(b, x)
+
+
+def nhwc_group_norm(x: Tensor, s: Tensor, b: Tensor, *, groups: int, activation: int, epsilon: float) -> Tensor:
+    need(len(x.shape) == 4 and activation in (0, 1), "no image with channels last")
+    own = [cast(each, to=x.dtype) for each in (s, b)]
+    first = group_norm(x.moved((0, 3, 1, 2)), *own, num_groups=groups, epsilon=epsilon, stash_type=0)
+    y = first.moved((0, 2, 3, 1))
+    return y * sigmoid(y) if activation else y
+
+
+def skipped_groups(
+    x: Tensor, s: Tensor, b: Tensor, z: Tensor, bias: Tensor | None = None, **a: Any
+) -> tuple[Tensor, Tensor]:
+    """A norm of groups with channels last over a sum, and the sum."""
+    need(len(x.shape) == 4 and (bias is None or bias.shape == x.shape[3:]), "no image with channels last")
+    one = (x.shape[0], ONE, ONE, x.shape[3])
+    need(z.shape in (x.shape, one, (x.shape[0], x.shape[3])), "no skip")
+    y = (x if bias is None else x + bias) + (z.reshape(one) if len(z.shape) == 2 else z)
+    return nhwc_group_norm(y, s, b, **a), y
 
 
 def batch_norm(x: Tensor, s: Tensor, b: Tensor, m: Tensor, v: Tensor, *, epsilon: float) -> Tensor:
@@ -192,6 +211,9 @@ NORMS: dict[str, Callable[..., Any]] = {
     "batch_norm": batch_norm,
     "instance_norm": instance_norm,
     "group_norm": group_norm,
+    "nhwc_group_norm": nhwc_group_norm,
+    "nhwc_skip_group_norm": lambda *ts, **a: skipped_groups(*ts, **a)[0],
+    "nhwc_skip_group_norm_sum": skipped_groups,
     "mean_variance_norm": mean_variance_norm,
     "lp_norm": lp_norm,
     "lrn": lrn,

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, reduce
-from importlib.resources import files
+from functools import reduce
 from operator import mul
 
 from taso_mirage.emit.cpu.blocks import CppKernelFunction, count_text
@@ -37,7 +36,7 @@ from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.mapped_tensors import operand_sources
 from taso_mirage.emit.cpu.nests import cpp_number, register_type
 from taso_mirage.emit.cpu.places import Places, tensor_bytes
-from taso_mirage.emit.cpu.prepared import PreparedCalls, headers, layout, prepares
+from taso_mirage.emit.cpu.prepared import PreparedCalls, header, headers, layout, prepares
 from taso_mirage.emit.cpu.printer import function_text, lines, static_cast
 from taso_mirage.emit.statements import (
     Expression,
@@ -81,9 +80,9 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
             raise InvalidOption(f"{name!r} is no name of a C function")
         made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
-    maps = [map_header()] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
-    free = [free_header()] if any(has_free_sizes(graph) for graph in graphs.values()) else []
-    return "\n".join([heads + NOTE, vector_header(), *maps, *free, *headers(graphs.values()), *_tables(lazy), *made])
+    maps = [header("index_maps.h")] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
+    free = [header("free.h")] if any(has_free_sizes(graph) for graph in graphs.values()) else []
+    return "\n".join([heads + NOTE, header("vector.h"), *maps, *free, *headers(graphs.values()), *_tables(lazy), *made])
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +227,6 @@ class CppProgram:
             weights, prepare = self.prepared.preparation(self.name)
             yield from lines([weights])
             yield function_text(prepare)
-
-
-@cache
-def vector_header() -> str:
-    """Elementary functions, dot products, and the loop over a grid, which every source contains."""
-    return files("taso_mirage.emit.cpu").joinpath("vector.h").read_text()
-
-
-@cache
-def map_header() -> str:
-    """The header of sources that read elements by index maps."""
-    return files("taso_mirage.emit.cpu").joinpath("index_maps.h").read_text()
-
-
-@cache
-def free_header() -> str:
-    """The header of sources with sizes that only a run knows."""
-    return files("taso_mirage.emit.cpu").joinpath("free.h").read_text()
 
 
 def _tables(lazy: LazyMeaning) -> Iterator[str]:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.convolution import ConvolutionBlock, is_flat
-from taso_mirage.emit.gpu.epilogue import writes_function
+from taso_mirage.emit.gpu.epilogue import has_triton
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.forms.base.blocked_goal import ranked_mugraphs
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
-from taso_mirage.forms.base.epilogues import following, of_results_or_channels, scalar_function
+from taso_mirage.forms.base.epilogues import around, data_function, of_results_or_channels, scalar_function
 from taso_mirage.forms.base.form import Form, IsWanted, ModelTerms, Users, own_terms
 from taso_mirage.forms.base.in_operators import FIRST, INNERMOST, LAST, channels_first, dense_weights, of_channels
 from taso_mirage.forms.base.members import summed_and_rectified
@@ -80,6 +80,8 @@ class ChannelsLastConvolution:
     others: tuple[Node, ...] = ()
     body: Graph | None = None
     """The function of the result and the other tensors, if more follows than a sum and a relu."""
+    prologue: Graph | None = None
+    """The function of the data and the remaining tensors."""
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
     large, once, joins = True, False, False
@@ -101,13 +103,14 @@ class ChannelsLastConvolution:
 
     def mugraph(self, merged: int, block: tuple[int, ...]) -> Node:
         """The term with this number of merged groups and this block size."""
-        how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu), "body": self.body}
+        how = {"group": self.group, "merged": merged, "block": block, "relu": int(self.relu)}
+        how |= {"body": self.body, "prologue": self.prologue}
         return term(OPERATOR, self.x, self.w, self.b, self.z, *self.others, **self.attrs, **how)
 
     def small(self, merged: int) -> tuple[ChannelsLastConvolution, Graph]:
         """This convolution with few channels, groups and pixels, whose last pixels are cut in the
-        same way; and its goal, in operators of ONNX. The function `body` is the same terms in both
-        and is left out."""
+        same way; and its goal, in operators of ONNX. The functions around it are the same terms in
+        both and are left out."""
         group = min(self.group // merged, 2) * merged
         own = 1 if self.merged == 1 else group
         *kernel, c, o = (int(n) for n in self.w.shape)
@@ -202,13 +205,14 @@ def is_half_convolution(node: Node) -> bool:
 def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node, int]) -> list[Node]:
     if not is_half_convolution(node):
         return []
-    return following(node, users, wanted, of_results_or_channels, writes_function, position)
+    return around(node, users, wanted, of_results_or_channels, has_triton, is_half_convolution, position)
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
     """A convolution with its epilogue, whose last term the others read."""
-    conv = members[0]
-    x, w = conv.args[:2]
+    place = next(i for i, node in enumerate(members) if is_half_convolution(node))
+    conv = members[place]
+    w = conv.args[1]
     b = _bias(conv, model)
     array, whole = model.weights[w.attr("name")].numpy(), conv.attr("group")
     merged = parts_of_groups(array, whole)
@@ -220,15 +224,15 @@ def _converted(members: Sequence[Node], model: Conversion) -> Node:
 
     own = model.weight(f"channels_last_{group}_{merged}", packed, w, stands_for)
     model.originals[dense_weights(own, group, merged)] = w
-    z, relu, others, body = ABSENT, False, [], None
-    if (usual := summed_and_rectified(members)) is not None:
-        z, relu = usual
-    else:
-        function = scalar_function(members)
-        others, body = [_with_channels_last(each, model) for each in function.others], function.body
+    x, before = data_function(conv, members[:place])
+    usual = summed_and_rectified(members[place:])
+    after = scalar_function(members[place:]) if usual is None else None
+    z, relu = usual or (ABSENT, False)
+    others = [_with_channels_last(a, model) for each in (after, before) if each is not None for a in each.others]
+    functions = [None if each is None else each.body for each in (after, before)]
     image, z = (each if each is ABSENT else term("transpose", model.done[each], perm=LAST) for each in (x, z))
     strides, pads, dilations = (conv.attr(name) for name in ("strides", "pads", "dilations"))
-    attrs = (strides, pads, dilations, group, merged, relu, tuple(others), body)
+    attrs = (strides, pads, dilations, group, merged, relu, tuple(others), *functions)
     made = ChannelsLastConvolution(image, own, b, z, *attrs)
     return term("transpose", made.goal(), perm=FIRST)
 

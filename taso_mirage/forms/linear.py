@@ -1,5 +1,5 @@
-"""Products with a weight as kernels for the CPU, with the elementwise operators that follow; weights
-are stored in the order of their use.
+"""Products with a weight as kernels for the CPU, with the elementwise operators that follow;
+weights are stored in the order of their use.
 
 A runtime's product of one row waits for its weights, and for the translation of their addresses.
 Weights are read 1.2 times as fast from large pages, and twice as fast if they are stored in half
@@ -20,10 +20,10 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
-from taso_mirage.emit.cpu.elementwise import writes_function
+from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.forms.base.epilogues import MEMBERS, ScalarFunction, broadcasts, following, read_function
+from taso_mirage.forms.base.epilogues import MEMBERS, ScalarFunction, broadcasts, following, read_functions
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import FollowingStep, followed
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
@@ -88,14 +88,17 @@ class WeightProduct:
     """Whether the product itself has the bias."""
     follows: ScalarFunction | None = None
     """The function of the result, if more follows than sums."""
+    precedes: ScalarFunction | None = None
+    """The function of the data."""
 
     @property
     def product(self) -> Node:
         """The product alone."""
+        x = self.x if self.precedes is None else self.precedes.of(self.x)
         if not self.form:
-            return term("matmul", self.x, self.w)
+            return term("matmul", x, self.w)
         bias = self.b if self.biased else ABSENT
-        return term("matmul_nbits", self.x, self.w, self.scales, self.zeros, ABSENT, bias, **dict(self.form))
+        return term("matmul_nbits", x, self.w, self.scales, self.zeros, ABSENT, bias, **dict(self.form))
 
     @property
     def known(self) -> list[Node]:
@@ -115,9 +118,13 @@ class WeightProduct:
         whole = self.zeros is ABSENT or self.zeros.dtype == "uint8"
         how |= {"digits": 2} if whole and dict(self.form).get("accuracy_level") == ROUNDING else {}
         operands = (self.x, self.w, self.b, self.z, self.scales, self.zeros)
-        if self.follows is None:
-            return term("linear", *operands, block=block, **how)
-        return term("linear", *operands, *self.follows.others, block=block, body=self.follows.body, **how)
+        body, prologue = (None if each is None else each.body for each in (self.follows, self.precedes))
+        return term("linear", *operands, *self.others, block=block, body=body, prologue=prologue, **how)
+
+    @property
+    def others(self) -> tuple[Node, ...]:
+        """The operands of both functions."""
+        return tuple([a for each in (self.follows, self.precedes) if each is not None for a in each.others])
 
     @property
     def digits(self) -> tuple[int | None, int | None]:
@@ -145,8 +152,8 @@ class WeightProduct:
         return _evidence(self._small())
 
     def _small(self) -> WeightProduct:
-        """This product with few rows, columns and blocks, without the function that follows, which
-        is the same terms in the goal."""
+        """This product with few rows, columns and blocks, without the functions around it, which
+        are the same terms in the goal."""
         rows, form = (2,) * (len(self.x.shape) - 1), dict(self.form)
         shapes: dict[str, tuple[int, ...]] = {"x": (*rows, 3), "w": (3, 5), "b": (5,), "z": (*rows, 5)}
         if form:
@@ -261,7 +268,7 @@ def summed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
 def followed_product(node: Node, users: Users, wanted: IsWanted) -> list[Node]:
     """A product of a model with its epilogue. It has only sums if a function of another product of
     the same x is next to it (a gate): kernels of both are joined, and the gate with them."""
-    members = following(node, users, wanted, _reads, writes_function)
+    members = following(node, users, wanted, _reads, has_cpp)
     gated = any(elementwise(u.op) and any(_is_beside(a, node) for a in u.args) for u in users(members[-1]))
     return summed_product(node, users, wanted) if gated else members
 
@@ -320,13 +327,14 @@ def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
 
 
 def _followed(whole: Node, goal: Graph) -> WeightProduct | None:
-    """A result as any function of a product and of given tensors."""
-    found = read_function(whole, lambda node: _multiplied(node, {}) is not None)
+    """A result as any function of a product, whose data is any function, and of given tensors."""
+    found = read_functions(whole, lambda node: _multiplied(node, {}) is not None)
     made = None if found is None else _multiplied(found[0], {})
     if found is None or made is None:
         return None
-    made = replace(made, follows=found[1])
-    operands = {*made.known, made.x, made.b, *found[1].others} - {ABSENT}
+    _, follows, (data, precedes) = found
+    made = replace(made, x=data, follows=follows, precedes=precedes)
+    operands = {*made.known, made.x, made.b, *made.others} - {ABSENT}
     return made if made.goal() == whole and operands <= {*goal.inputs} else None
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.convolved_axes import first_seen, seen_pixels
 from taso_mirage.emit.gpu.dependent_launch import EARLY
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
-from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS
 from taso_mirage.emit.statements import Statement, every, expression, let, tl, v, within

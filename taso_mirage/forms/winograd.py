@@ -14,9 +14,9 @@ from itertools import product
 from math import prod
 
 from taso_mirage.devices.device import Device
-from taso_mirage.emit.cpu.elementwise import writes_function
+from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
-from taso_mirage.forms.base.epilogues import ScalarFunction, following, of_results_or_channels, read_function
+from taso_mirage.forms.base.epilogues import ScalarFunction, around, of_results_or_channels, read_functions
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import RECTIFIED
 from taso_mirage.ir.dims import Symbolic
@@ -60,6 +60,8 @@ class Convolution:
     group: int = 1
     follows: ScalarFunction | None = None
     """The function of the result, if more follows than a sum and a relu."""
+    precedes: ScalarFunction | None = None
+    """The function of the data."""
     slack = 1.0
     """The largest slow-down of the kernel alone, relative to the runtime."""
     large, once, joins = True, False, False
@@ -87,21 +89,27 @@ class Convolution:
     def goal(self) -> Node:
         """The convolution as a model writes it."""
         attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
-        made = term("conv", self.x, self.w, self.b, **attrs)
+        x = self.x if self.precedes is None else self.precedes.of(self.x)
+        made = term("conv", x, self.w, self.b, **attrs)
         made = made if self.z is ABSENT else term("add", made, self.z)
         made = term("relu", made) if self.relu else made
         return made if self.follows is None else self.follows.of(made)
 
     def mugraph(self, tile: tuple[int, int], block: tuple[int, int]) -> Node:
         """The term by minimal filtering."""
-        operands = (self.x, self.w, self.b, self.z, *(() if self.follows is None else self.follows.others))
+        operands = (self.x, self.w, self.b, self.z, *self.others)
         how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
-        how |= {} if self.follows is None else {"body": self.follows.body}
-        return term("winograd", *operands, **how)
+        body, prologue = (None if each is None else each.body for each in (self.follows, self.precedes))
+        return term("winograd", *operands, body=body, prologue=prologue, **how)
+
+    @property
+    def others(self) -> tuple[Node, ...]:
+        """The operands of both functions."""
+        return tuple([a for each in (self.follows, self.precedes) if each is not None for a in each.others])
 
     def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
         """This convolution with few channels, groups and tiles, whose last tiles are cut in the
-        same way, without the function that follows, which is the same terms in the goal; and its
+        same way, without the functions around it, which are the same terms in the goal; and its
         leaves."""
         groups = min(self.group, 2)
         kernel, sides = self.kernel, []
@@ -175,19 +183,20 @@ def convolution(goal: Graph) -> Convolution | None:
     sums = [(node, ABSENT), *zip(summands, summands[::-1], strict=True)]
     made = (_convolved(each, z, rectified is not None) for each, z in sums)
     given = {ABSENT, *(x for x in goal.inputs if x.type == node.type)}
-    usual = next((each for each in made if each is not None and each.z in given), None)
+    usual = next((each for each in made if each is not None and each.x in goal.inputs and each.z in given), None)
     return _followed(goal) if usual is None else usual
 
 
 def _followed(goal: Graph) -> Convolution | None:
-    """A convolution and any function of its result and of given tensors."""
+    """A convolution and any functions of its result, its data and given tensors."""
     (whole,) = goal.outputs
-    found = read_function(whole, lambda node: _convolved(node) is not None)
+    found = read_functions(whole, lambda node: _convolved(node) is not None)
     made = None if found is None else _convolved(found[0])
-    if found is None or made is None or not {*found[1].others} <= {*goal.inputs}:
+    if found is None or made is None:
         return None
-    made = replace(made, follows=found[1])
-    return made if made.goal() == whole else None
+    _, follows, (data, precedes) = found
+    made = replace(made, x=data, follows=follows, precedes=precedes)
+    return made if made.goal() == whole and {made.x, *made.others} <= {*goal.inputs} else None
 
 
 @lru_cache(maxsize=256)
@@ -231,7 +240,9 @@ def _instance(node: Node) -> TemplateInstance:
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
-    return following(node, users, wanted, of_results_or_channels, writes_function) if is_convolution(node) else []
+    if not is_convolution(node):
+        return []
+    return around(node, users, wanted, of_results_or_channels, has_cpp, is_convolution)
 
 
 FORM = Form(CpuProgram("winograd", _instance), convolution, _members)

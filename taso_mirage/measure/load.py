@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass
 
 from taso_mirage.errors import OutOfTime
-from taso_mirage.measure import native
+from taso_mirage.measure import native, session
 from taso_mirage.measure.child import in_child
-from taso_mirage.measure.session import SPINNING
 from taso_mirage.measure.target import Target
 
 FREE = 0.9
@@ -54,7 +53,7 @@ def observed_load(fresh: float = 0.0) -> Load:
     observation holds for `fresh` seconds. If no time is left for a measurement, the load is that of
     a quiet machine."""
     if not _LAST or time.monotonic() > _LAST[0][0] + fresh:
-        time.sleep(SPINNING)
+        time.sleep(session.SPINNING)
         try:
             _LAST[:] = [(time.monotonic(), Load(*in_child(native.cores_got, LOOK)))]
         except OutOfTime:

@@ -17,7 +17,17 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
-from taso_mirage.mugraph.block_axes import BlockAxes, BlockMaxima, axis_of, transposed, with_shape
+from taso_mirage.mugraph.block_axes import (
+    LOWEST,
+    BlockAxes,
+    BlockMaxima,
+    Labels,
+    Stored,
+    axis_of,
+    converted_float,
+    transposed,
+    with_shape,
+)
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, Written
 from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
@@ -25,7 +35,6 @@ from taso_mirage.mugraph.goal import BYTES, body_dtype, in_a_byte, is_packed, st
 from taso_mirage.mugraph.kernel_bodies import AFTER, PlannedKernel
 from taso_mirage.mugraph.means import NONE, weights
 from taso_mirage.mugraph.stabilised import Stabilisation, Stabiliser
-from taso_mirage.mugraph.stored import LOWEST, Labels, Stored, converted_float
 from taso_mirage.operators.ops import extents, term
 
 TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]

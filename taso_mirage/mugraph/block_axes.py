@@ -1,5 +1,5 @@
 """The axes of one kernel's blocks: which labels have one, their tiles, and the labels that the grid
-and the loop cut."""
+and the loop cut; and the values that a kernel stores for the next."""
 
 from __future__ import annotations
 
@@ -7,14 +7,48 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import part_of, tile_count
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.mugraph.closure import Closure
 from taso_mirage.mugraph.kernel_bodies import KernelBody, PlannedKernel, class_phases
 from taso_mirage.mugraph.stabilised import Stabiliser
-from taso_mirage.mugraph.stored import Labels, axes_order
 from taso_mirage.operators.ops import term
+
+LOWEST = float(np.finfo(np.float32).min)
+"""The maximum of a tile that is masked whole: the number that exporters mask with, so that a row of
+it is uniform."""
+Labels = tuple[tuple[str, ...], ...]
+"""The labels of every axis, outermost first: none where its size is 1, several where it is a
+product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
+    axis. `weight`: the class that it was divided by."""
+
+    node: Node
+    labels: Labels
+    weight: int | None = None
+
+
+def axes_order(closure: Closure) -> list[str]:
+    """All labels in one order: as the results have them, then as the inputs do; the parts of a
+    split one after the other."""
+    goal = closure.goal
+    found: dict[str, None] = {}
+    for labels in (*goal.outputs, *goal.inputs.values()):
+        for axis in labels:
+            found |= dict.fromkeys(axis)
+    return list(found)
+
+
+def converted_float(value: Node, dtype: str) -> Node:
+    """A float in another float type."""
+    return value if value.dtype == dtype or not is_float(value.dtype) else term("cast", value, to=dtype)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from itertools import product
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.mugraph.abstract import Algebra
-from taso_mirage.mugraph.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm
+from taso_mirage.mugraph.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm, FactorPowers
 from taso_mirage.mugraph.derivations import reductions
 from taso_mirage.mugraph.derivations.arithmetic import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
 from taso_mirage.mugraph.derivations.kind import DerivationEdge, DerivationKind
@@ -27,7 +27,6 @@ from taso_mirage.mugraph.derivations.reductions import DOT
 from taso_mirage.mugraph.field_check import refuted_derivations
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.label_trace import INTEGERS
-from taso_mirage.mugraph.monomials import FactorPowers
 from taso_mirage.mugraph.pruning import Targets
 
 _Progress = Callable[[int, int], None]

@@ -5,7 +5,7 @@ A movement along one axis is a vector: for each new position the old one, or ANY
 takes another operand. It passes through every operator whose result at a position of the axis
 depends on its operands at that position alone, which the operator's labels say
 (`label_trace.py`): elementwise operators, products along their rows and columns, folds over other
-axes, layouts. What reaches the inputs is a movement term over them; to the search it is an input of
+axes, layouts. At the inputs it is a movement term over them, which is to the search an input of
 its own. A concatenation of computed parts is a selection among them.
 """
 
@@ -28,12 +28,15 @@ from taso_mirage.ir.terms import (
     Node,
     constant,
     is_constant,
+    is_float,
     is_part,
+    numpy_dtype,
     substitute,
     topological,
     variable,
     with_args,
 )
+from taso_mirage.meanings.base import window_count
 from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import same_results
 from taso_mirage.mugraph.derivations.scalar_terms import below
@@ -44,7 +47,7 @@ from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
-from taso_mirage.operators.ops import TermBuilder, term
+from taso_mirage.operators.ops import TermBuilder, Untraceable, term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -53,6 +56,8 @@ ANY = -1
 """The old position of a new one whose element nothing reads."""
 MOVING = ("slice", "concat", "pad", "gather")
 """The operators that move elements between axes; others are defined by them."""
+REDUCTIONS = {np.add: "reduce_sum", np.maximum: "reduce_max"}
+"""The operators that fold by these functions."""
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
 NUMBERED = 2**22
@@ -97,7 +102,7 @@ class MovedGoal:
 def moved_goal(goal: Graph) -> MovedGoal:
     """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
 
-    Raises Unsupported, which names the operator and what is missing, where a movement does not
+    Raises Unsupported, which names the operator and its lack, where a movement does not
     reach the operands.
     """
     same = MovedGoal(goal, goal, goal.inputs)
@@ -115,7 +120,8 @@ def moved_goal(goal: Graph) -> MovedGoal:
 
 
 class _MovementTerms(TermBuilder):
-    """Terms of operators also for the primitives that move elements."""
+    """Terms of operators also for the primitives that move elements, and for the sums and maxima
+    over them: a convolution is a product of windows."""
 
     def slice(self, a: Node, axis: int, start: Dim, stop: Dim, step: int = 1) -> Node:
         return term("slice", a, axes=(axis,), starts=(start,), ends=(stop,), steps=(step,))
@@ -135,14 +141,53 @@ class _MovementTerms(TermBuilder):
     def expand(self, a: Node, shape: Sequence[Dim]) -> Node:
         return term("expand", a, shape=tuple(shape))
 
+    def pad(
+        self, a: Node, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
+    ) -> Node:
+        if any(interior or ()):
+            raise Untraceable("padding between elements is no operator")
+        return term("pad", a, pads=(*low, *high), value=float(value)) if any((*low, *high)) else a
+
+    def window(
+        self, a: Node, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> Node:
+        """Each axis by a gather of its windows, whose elements are one axis more, at the end."""
+        for axis, size, stride, dilation in zip(axes, sizes, strides, dilations, strict=True):
+            count = window_count(a.shape[axis], size, stride, dilation)
+            rows = np.arange(int(count))[:, None] * stride + np.arange(size) * dilation
+            rank = a.tensor.rank + 1
+            made = term("gather", a, constant(rows), axis=axis)
+            a = term("transpose", made, perm=(*(i for i in range(rank) if i != axis + 1), axis + 1))
+        return a
+
+    def contract(self, equation: str, a: Node, b: Node) -> Node:
+        return term("einsum", a, b, equation=equation)
+
+    def cumulate(self, fn: np.ufunc, a: Node, axis: int) -> Node:
+        """A running sum as a product with a triangle of ones, which is a movement of the number
+        1."""
+        n, rank = a.shape[axis], a.tensor.rank
+        if fn is not np.add or not isinstance(n, int) or not is_float(a.dtype):
+            raise Untraceable(f"a running fold of {fn} is no operator")
+        ones = term("expand", constant(np.ones(1, numpy_dtype(a.dtype))), shape=(n,))
+        rows = n - 1 - np.arange(n)[:, None] + np.arange(n)
+        triangle = term("gather", term("pad", ones, pads=(0, n - 1), value=0.0), constant(rows), axis=0)
+        letters = "abcdefgh"[:rank]
+        return self.contract(f"{letters},z{letters[axis]}->{letters.replace(letters[axis], 'z')}", a, triangle)
+
+    def reduce(self, fn: np.ufunc, a: Node, axes: Sequence[int], keepdims: bool = True) -> Node:
+        if fn not in REDUCTIONS:
+            raise Untraceable(f"a fold of {fn} is no operator")
+        return term(REDUCTIONS[fn], a, axes=tuple(axes), keepdims=int(keepdims))
+
     def __getattribute__(self, name: str) -> Any:
         own = name in vars(_MovementTerms)
         return object.__getattribute__(self, name) if own else super().__getattribute__(name)
 
 
 def _unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every other operator that moves elements (a split, a tile) as those of
-    MOVING."""
+    """The outputs with every other operator that moves elements (a split, a tile, the windows of a
+    convolution) by those of MOVING."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node

@@ -16,8 +16,15 @@ from typing import NamedTuple
 
 from taso_mirage.ir.dims import times
 from taso_mirage.mugraph.abstract import Algebra
-from taso_mirage.mugraph.atoms import EXP_FORM, ROOT_LEVELS, AbstractExpression, Renaming, family
-from taso_mirage.mugraph.monomials import Coefficient, FactorPowers
+from taso_mirage.mugraph.atoms import (
+    EXP_FORM,
+    ROOT_LEVELS,
+    AbstractExpression,
+    Coefficient,
+    FactorPowers,
+    Renaming,
+    family,
+)
 
 
 class _Opened(NamedTuple):

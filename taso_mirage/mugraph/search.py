@@ -27,6 +27,7 @@ from taso_mirage.mugraph.collapsed import runs_without, same_results
 from taso_mirage.mugraph.field_check import sizes_apart
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
@@ -150,7 +151,8 @@ class Search:
         self.labelled = label(self.core)
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
-        self.free = None if free is None else free.labels(self.labelled)
+        self.moves = None if free is None else free_moves(self.moved, free)
+        self.free = None if self.moves is None else self.moves.sizes.labels(self.labelled)
         self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
         if self.runs:
             self._join()
@@ -281,7 +283,8 @@ class Search:
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
         whole = self.moved.restored(graph)
-        return FoundMuGraph(whole, self.goal, candidate.seconds, self.device.name, evidence, warps, free)
+        named = None if free is None or self.moves is None else self.moves.restored(free)
+        return FoundMuGraph(whole, self.goal, candidate.seconds, self.device.name, evidence, warps, named)
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""

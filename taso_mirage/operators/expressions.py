@@ -331,6 +331,17 @@ def asks_for_number(source: str, name: str) -> bool:
     return not {("value", name), ("is_constant", name)}.isdisjoint(questions(source))
 
 
+def asked_number(source: str, name: str) -> float | None:
+    """The number in a guard's condition `value(NAME) == number`; None if there is no such
+    condition."""
+    for part in conjuncts(source):
+        match part:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=int() | float() as number)]):
+                if ast.unparse(left) == f"value({name})":
+                    return float(number)
+    return None
+
+
 def asks_for_weight(source: str, name: str) -> bool:
     """Whether a guard holds for weights alone in the place of a name."""
     return ("is_weight", name) in questions(source)

@@ -18,7 +18,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -35,23 +35,26 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
+from taso_mirage.mugraph.free import free_sizes
+from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import LOADED, MADE
 from taso_mirage.mugraph.labels import Labelled
-from taso_mirage.mugraph.moved_goal import core_labels
+from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.horizontal import groups
-from taso_mirage.regions.quantized_products import of_integers, operands_read, sums_integers
-from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels
+from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region, and of inputs of one of its lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
+PIXELS = 4
+"""The largest number of pixels of a convolution that is like a linear layer."""
 PRODUCTS = 2
 """The largest number of successive products of a region."""
 
@@ -206,13 +209,27 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None:
+        if found is None or self._moves_free_sizes(graph, leaves, results):
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
+        if traits(node).windowed:  # a library computes windows best: only a few pixels are a linear layer
+            kind = kind_by_labels(found, weights, PIXELS)
+            return kind if kind is RegionKind.LINEAR else None
         whole = sums_integers(node) or self._single(node)
         kind = kind_by_labels(found, weights, math.inf if whole else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
+
+    def _moves_free_sizes(self, graph: Graph, leaves: Mapping[Node, Node], results: Sequence[Node]) -> bool:
+        """Whether a term of the model moves elements along an axis whose size a run gives: no
+        kernel of free sizes reads them in place."""
+        moved = moved_goal(graph)
+        terms = {leaf: node for node, leaf in leaves.items()}
+        inputs, outputs = [terms[x].shape for x in graph.inputs], [result.shape for result in results]
+        if not moved.moves or all(isinstance(n, int) for shape in (*inputs, *outputs) for n in shape):
+            return False
+        free = free_sizes(inputs, outputs)
+        return free is None or free_moves(moved, free) is None
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """The terms that a region takes together with a term: if it has several results, the term

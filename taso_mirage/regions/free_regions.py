@@ -21,9 +21,11 @@ from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Tensor
 from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, with_free_names
+from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.moved_goal import moved_goal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.regions.batches import (
@@ -99,7 +101,7 @@ def free_kind(
             with_free_names(whole, free)
             return EqualRegions(whole, whole, free=free, measured=measured)
         if (goal, free) not in known:
-            known[goal, free] = follows(site, label(goal), free)
+            known[goal, free] = follows(site, goal, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None
     return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
@@ -124,11 +126,13 @@ def _dims(site: RegionSite, free: FreeSizes) -> dict[str, Dim]:
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
 
 
-def follows(site: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
-    """Whether a labelled goal at other sizes is its region there: the same terms, or else in
+def follows(site: RegionSite, goal: Graph, free: FreeSizes) -> bool:
+    """Whether a goal by its labels at other sizes is its region there: the same terms, or else in
     float64 on random inputs."""
-    labels = free.labels(goal)
-    if labels is None:
+    moved = moved_goal(goal)
+    core, moves = label(moved.core), free_moves(moved, free)
+    labels = None if moves is None else moves.sizes.labels(core)
+    if moves is None or labels is None:
         return False
     dims, rng = _dims(site, free), np.random.default_rng(0)
     symbols = sorted(symbols_in([*site.inputs, *site.outputs]))
@@ -137,7 +141,7 @@ def follows(site: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
         if sizes is None:
             return False
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
-        whole, made = resized(site, sizes), goal_at(goal, labels, own)
+        whole, made = resized(site, sizes), moves.at(goal_at(core, labels, own), own)
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
             return False
         if made.outputs == of_integers_or_floats(inlined(whole.outputs)):

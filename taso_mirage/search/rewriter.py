@@ -19,7 +19,7 @@ from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.rewriting.index import Keep, Rules
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Weighted, ahead
-from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
+from taso_mirage.search.passes import LARGE, Context, for_search, joint, merge, pass_order, simplify
 from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
 from taso_mirage.search.simultaneous import all_at_once, at_every_place, laws_together
 from taso_mirage.search.steps import RewriteStep
@@ -212,9 +212,13 @@ class Rewriter:
 
     def _moved(self, model: Model, steps: list[RewriteStep]) -> tuple[Model, list[RewriteStep]]:
         """The model with its changes of layout moved towards the outputs, if so many of them cancel
-        that the rest is faster on a roofline; a single move saves nothing."""
-        rules = Rules((e for e in self.equations if e.moving), self.proved)
-        outputs, moved = at_every_place(model.graph.outputs, rules, self.known)
+        that the rest is faster on a roofline; a single move saves nothing. Large patterns come
+        first, because a move of a part would hide them."""
+        moving = [e for e in self.equations if e.moving]
+        outputs, moved = model.graph.outputs, list[RewriteStep]()
+        for some in ([e for e in moving if len(e.lhs_terms) >= LARGE], moving):
+            outputs, more = at_every_place(outputs, Rules(some, self.proved), self.known)
+            moved += more
         if not moved:
             return model, steps
         folded, rest = self._fold(model, outputs)

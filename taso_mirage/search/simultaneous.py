@@ -65,5 +65,7 @@ def _legal(application: Application, context: Context) -> bool:
 
 
 def _spread(node: Node) -> bool:
+    if node.tensor.rank < 2:  # one number for each channel
+        return False
     leaves = [n for n in topological([node]) if not n.args]
     return size(node.tensor) > SPREAD * sum(size(n.tensor) for n in leaves)

@@ -18,6 +18,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import size
+from taso_mirage.rewriting.derived_traits import moves
 from taso_mirage.search.steps import FOLDING, RewriteStep
 
 FOLDED_GROWTH = 1 << 16
@@ -94,9 +95,13 @@ def _computed(targets: list[Node], weights: Mapping[str, Weight], taken: Mapping
 
 
 def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, Any]:
-    """The arrays of terms over weights, except terms with a conversion that rounds."""
+    """The arrays of terms over weights, except terms with a conversion that rounds. Elements that
+    only move keep their dtype on the way."""
+    moved = [t for t in targets if all(moves(n.op) for n in topological([t]) if n.args)]
+    kept = interpret(moved, REALS, {n: weights[n.attr("name")].numpy() for n in _leaves(moved)})
+    found = {t: np.ascontiguousarray(kept[t]).reshape([int(d) for d in t.shape]) for t in moved}
+    targets = [t for t in targets if t not in found]
     exact = interpret(targets, EXACT, {n: EXACT.load(weights[n.attr("name")].numpy()) for n in _leaves(targets)})
-    found = {}
     for target in targets:
         if _converts_within(target) and not _as_declared(target, exact[target], weights):
             continue

@@ -142,7 +142,7 @@ def test_a_peer_that_fails_or_is_wrong_has_a_note_and_no_file(
     assert notes[2] == "failing failed: ValueError: no such operator"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_a_tool_runs_in_a_process_of_its_own_and_says_why_it_fails(peers: ModuleType, tmp_path: Path) -> None:
     source, target = ROOT / "models" / "mini_transformer.onnx", tmp_path / "made.onnx"
     assert peers.put("onnxruntime.transformers", source, target, "bert", 100.0) is None

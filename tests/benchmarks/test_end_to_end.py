@@ -188,6 +188,7 @@ def test_the_shares_of_kernels_go_by_their_short_names(gpu: ModuleType) -> None:
     assert found == {"operators": {"Kernel2": 0.5, "softmax_warp_forward": 0.1}, "between": 0.4, "launches": 4.0}
 
 
+@pytest.mark.sampled(3)
 def test_the_names_of_both_benchmarks_are_models_that_can_be_built(cpu: ModuleType, gpu: ModuleType) -> None:
     for bench in (cpu, gpu):
         for builder, options in bench.MODELS.values():

@@ -62,7 +62,7 @@ ALIKE = ("nasnet_a", "llama_lora")
 """Large to export, and made of the operators of MobileNet and Inception, or of Llama."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in models.EXPORTED])
 def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
     check(small(name))
@@ -94,7 +94,7 @@ def test_full_model_is_valid_and_runs(name: str) -> None:
     check(models.build(name, small=False))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 16), (3, 7)])
 def test_dynamic_model_runs_at_any_size(small: Small, name: str, batch: int, sequence: int) -> None:
@@ -105,6 +105,7 @@ def test_dynamic_model_runs_at_any_size(small: Small, name: str, batch: int, seq
     assert np.isfinite(output).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_model_equals_the_static_one(small: Small, name: str) -> None:
     fed = models.inputs(small(name))
@@ -112,6 +113,7 @@ def test_dynamic_model_equals_the_static_one(small: Small, name: str) -> None:
     np.testing.assert_allclose(dynamic, static, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 def test_one_token_after_cached_ones_is_the_last_of_all_tokens(small: Small) -> None:
     import torch
     from transformers import DynamicCache
@@ -166,6 +168,7 @@ def test_convolutional_model_keeps_its_norms(small: Small, name: str) -> None:
     assert len(norms) > 10
 
 
+@pytest.mark.sampled(3)
 def test_folding_the_norms_changes_no_result(small: Small) -> None:
     folded = models.build("resnet50", keep_norms=False)
     assert "BatchNormalization" not in {node.op_type for node in folded.graph.node}
@@ -181,6 +184,7 @@ def test_inputs_respect_vocabulary_masks_and_seed(small: Small) -> None:
     assert (models.inputs(small("bert"), seed=1)["input_ids"] != fed["input_ids"]).any()
 
 
+@pytest.mark.sampled(3)
 def test_a_vision_model_with_a_free_batch_runs_at_any(small: Small) -> None:
     static, dynamic = session(small("vit")), session(small("vit", dynamic=True))
     images = np.random.default_rng(0).normal(size=(5, 3, 32, 32)).astype(np.float32)

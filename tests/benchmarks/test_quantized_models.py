@@ -48,6 +48,7 @@ def test_a_quantized_model_computes_what_its_original_does(both: Both, name: str
     assert not np.array_equal(found, exact)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama_decode_int4_32"])
 def test_weights_have_4_bits_in_blocks_and_activations_are_multiplied_in_int8(both: Both, name: str) -> None:
     nodes = [n for n in onnx.load(both(name)[0]).graph.node if n.op_type == "MatMulNBits"]

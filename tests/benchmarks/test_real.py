@@ -197,6 +197,7 @@ def test_the_module_runs_as_a_command() -> None:
     assert len(done.stdout.splitlines()) == len(KNOWN)
 
 
+@pytest.mark.sampled(3)
 def test_an_export_at_one_size_equals_its_torch_module() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

@@ -75,6 +75,7 @@ def test_what_rests_on_the_prover_alone_is_named(case: Case, monkeypatch: pytest
     assert all(name in {" and ".join(e["equations"]) for e in case[2]["equalities"]} for name in found.alone)
 
 
+@pytest.mark.sampled(2)
 def test_saturation_has_certificates_too(layer: Path, tmp_path: Path) -> None:
     assert set(followed(made(layer, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
 
@@ -135,6 +136,7 @@ def test_a_large_model_has_a_certificate(name: str, tmp_path: Path, small: Calla
 # ---------------------------------------------------------------- tampering
 
 
+@pytest.mark.sampled(2)
 def test_another_result_is_refused(case: Case) -> None:
     original, optimized, text = case
     for changed in _changed(optimized):
@@ -238,7 +240,7 @@ def test_tampered_certificates_are_refused(case: Case, count: int) -> None:
     )  # a record less may still be enough, and a number changed on both sides a true equality
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_tampered_certificate_never_leads_to_another_model(case: Case) -> None:
     original, optimized, text = case
     rng = random.Random(1)
@@ -350,6 +352,7 @@ def test_inputs_with_a_default_are_weights_where_the_user_says_so(tmp_path: Path
     run("verify", original, output, steps, "--fix-defaults")
 
 
+@pytest.mark.sampled(3)
 def test_weights_in_another_file_count_by_their_bytes(layer: Path, tmp_path: Path) -> None:
     case = made(layer, tmp_path)
     onnx.save(

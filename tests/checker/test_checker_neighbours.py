@@ -20,6 +20,8 @@ TURNED |= {"f": "float32['r', 2]", "g": "float32['r', 2]", "i": "int64['b', 's']
 READ = {"x": "float32['m', 'n']", "i": "int64['k']", "j": "int64['h']", "a": "int32['m']", "b": "int8['m']"}
 READ |= {"h": "float16['m']", "f": "float32['m']", "g": "bfloat16['m']", "u": "uint8['m']", "l": "int64['m']"}
 NORMED = {"x": "float32['n', 4, 'h', 'w']", "s": "float32[4]", "b": "float32[4]"}
+CHANNELS_LAST = {"x": "float32['n', 'h', 'w', 4]", "s": "float32[4]", "b": "float32[4]"}
+SILU = "groups=2, activation=1, epsilon=0.5"
 ATTENTION = "is_causal=0, q_num_heads=2, kv_num_heads=2, scale=0.5, softcap=0.0, softmax_precision=None"
 ROTARY = "interleaved=0, num_heads=0, rotary_embedding_dim=0"
 LAST = "dim('2*n - 1')"
@@ -45,6 +47,10 @@ NORM_BY_HAND = (
     "x3 = add(reduce_mean(mul(x2, x2), axes=(2,), keepdims=1), constant(value=array('float32', (), [0.5]))); "
     "x4 = reshape(div(x2, sqrt(x3)), shape=('n', 4, 'h', 'w')); "
     "add(mul(x4, reshape(s, shape=(4, 1, 1))), reshape(b, shape=(4, 1, 1)))"
+)
+LAST_GROUPED = (
+    "transpose(nhwc_group_norm(transpose(x, perm=(0, 2, 3, 1)), s, b, groups=2, activation=0, epsilon=0.5), "
+    "perm=(0, 3, 1, 2))"
 )
 GROUPED = "group_norm(x, s, b, num_groups={}, epsilon={}, stash_type=1)"
 
@@ -213,6 +219,28 @@ NEIGHBOURS: list[tuple[dict[str, str], str, str, list[str]]] = [  # true equalit
             NORM_BY_HAND.replace("mul(x2, x2)", "x2"),
             NORM_BY_HAND.replace("div(x2, sqrt(x3))", "div(x2, x3)"),
             NORM_BY_HAND.replace("div(x2", "div(x1"),
+        ],
+    ),
+    (
+        NORMED,
+        GROUPED.format(2, 0.5),
+        LAST_GROUPED,
+        [
+            LAST_GROUPED.replace("groups=2", "groups=4"),
+            LAST_GROUPED.replace("activation=0", "activation=1"),
+            LAST_GROUPED.replace("epsilon=0.5", "epsilon=0.25"),
+            LAST_GROUPED.replace("s, b", "b, s"),
+        ],
+    ),
+    (
+        {**CHANNELS_LAST, "y": "float32['n', 4]"},
+        f"nhwc_skip_group_norm(x, s, b, y, {SILU})",
+        f"a = nhwc_group_norm(add(x, reshape(y, shape=('n', 1, 1, 4))), s, b, {SILU.replace('=1', '=0')}); mul(a, sigmoid(a))",
+        [
+            f"nhwc_skip_group_norm(x, s, b, y, {SILU.replace('=1', '=0')})",
+            f"nhwc_group_norm(x, s, b, {SILU})",
+            f"nhwc_skip_group_norm(x, s, b, neg(y), {SILU})",
+            f"nhwc_skip_group_norm(x, s, b, y, s, {SILU})",
         ],
     ),
     (

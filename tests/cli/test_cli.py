@@ -187,6 +187,7 @@ def test_unwritable_output_exits_4_before_the_work(dynamic: Path, tmp_path: Path
     assert "cannot write" in one_line(run("optimize", dynamic, "-o", tmp_path / "folder.onnx", "--no-measure", check=4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_exits_4_and_leaves_nothing(dynamic: Path, tmp_path: Path) -> None:
     code = (
@@ -254,7 +255,7 @@ def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path
     assert done.returncode == 130, done.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(
     ("end", "code", "said"),
@@ -344,6 +345,7 @@ def test_portable_keeps_to_standard_operators(layer: Path, tmp_path: Path) -> No
     assert {n.domain for n in onnx.load(tmp_path / "out.onnx").graph.node} <= {"", "ai.onnx"}
 
 
+@pytest.mark.sampled(2)
 def test_saturation_is_a_strategy(layer: Path, tmp_path: Path) -> None:
     done = run(
         "optimize",

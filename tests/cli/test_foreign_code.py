@@ -35,8 +35,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.runtime.plan import KernelImage
 from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.runtime.tensorrt import python_plugin
-from taso_mirage.runtime.tensorrt.plugin_attributes import kernel
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
+from taso_mirage.runtime.tensorrt.plugin_attributes import PluginKernel, PluginLaunch, kernel
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parents[2]

@@ -309,6 +309,7 @@ def test_an_interrupted_folder_ends_with_its_line(
     assert [row["state"] for row in last["models"]] == ["waiting" if given_up else "interrupted", "waiting"]
 
 
+@pytest.mark.sampled(3)
 def test_no_limit_of_time_is_null_in_json(tmp_path: Path) -> None:
     source = tmp_path / "models"
     relus(source / "a.onnx", 2)

@@ -95,6 +95,7 @@ def calls(noted: dict[str, str]) -> list[list[str]]:
     return [call.split("\0")[:-1] for call in Path(noted["NOTES"]).read_text().split("\n\0")[:-1]]
 
 
+@pytest.mark.sampled(3)
 def test_the_action_optimizes_a_folder(tmp_path: Path, program: dict[str, str]) -> None:
     work = tmp_path / "work"
     relus(work / "my models" / "a.onnx", 2)
@@ -135,6 +136,7 @@ def test_what_is_given_to_the_action_is_data(tmp_path: Path, noted: dict[str, st
     assert [p.name for p in work.iterdir()] == ["a.onnx"]
 
 
+@pytest.mark.sampled(3)
 def test_a_model_of_the_action_is_no_option(tmp_path: Path, program: dict[str, str]) -> None:
     work = tmp_path / "work"
     relus(work / "--help", 2)
@@ -175,6 +177,7 @@ def hooked(name: str, files: list[str], program: dict[str, str], cwd: Path) -> i
     return shell([*shlex.split(hook["entry"]), *chosen], program, cwd).returncode
 
 
+@pytest.mark.sampled(3)
 def test_the_hook_for_rules_refuses_a_wrong_one(tmp_path: Path, program: dict[str, str]) -> None:
     (tmp_path / "rules").mkdir()
     (tmp_path / "rules" / "good.toml").write_text(RULE.format("2.0"))

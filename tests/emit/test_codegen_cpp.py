@@ -21,9 +21,9 @@ from native_kernels import QUICK, STRICT, check, exact, values
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.devices.cpu.device import CPU_DEVICE
-from taso_mirage.emit.cpp import generate_all, generate_cpp, vector_header
+from taso_mirage.emit.cpp import generate_all, generate_cpp
 from taso_mirage.emit.cpu.native_kernel import FLAGS, NativeKernel, build
-from taso_mirage.emit.cpu.prepared import cpu_programs
+from taso_mirage.emit.cpu.prepared import cpu_programs, header
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.mugraph.graph import new_graph
@@ -305,7 +305,7 @@ def test_a_sum_of_products_is_a_product(columns: int) -> None:
     x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
     graph = Graph((x, w, g), (kernel([(x, (-1,), -1), (w, (1,), -1), (g, (-1,), -1)], weighed, (3,), 1, (0,)),))
     check(NativeKernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
-    assert ("streamed<" in generate_cpp(graph).replace(vector_header(), "")) == (columns == 200)
+    assert ("streamed<" in generate_cpp(graph).replace(header("vector.h"), "")) == (columns == 200)
     y, v = leaf("Y", "float32", 2, columns, 33), leaf("V", "float32", 33)
     rows = Graph((y, v), (kernel([(y, (0,), -1), (v, (-1,), -1)], dotted, (2,), 1, (2,)),))
     check(NativeKernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
@@ -342,7 +342,7 @@ def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node
     """Many of them are turned first, in parts that are multiples of a vector or not."""
     for dtype, tolerance in (("float32", 3e-6), ("float16", 1e-3)):
         graph, goal = rows_times_rows(*sizes, body, dtype)
-        assert "rows<" in generate_cpp(graph).replace(vector_header(), "")
+        assert "rows<" in generate_cpp(graph).replace(header("vector.h"), "")
         check(NativeKernel(graph, flags=STRICT), goal, values(graph), tolerance)
 
 
@@ -368,7 +368,7 @@ def functions() -> Callable[[str, Any], Any]:
         for n in names
     )
     unused = 'extern "C" void (*const kept)(void (*)(void*, size_t), size_t, void**, parallel_for_t, void*) = run;\n'
-    library = ctypes.CDLL(str(build(vector_header() + calls + unused)))
+    library = ctypes.CDLL(str(build(header("vector.h") + calls + unused)))
 
     def call(name: str, x: Any) -> Any:
         x = np.ascontiguousarray(x, np.float32)

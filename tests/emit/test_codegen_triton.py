@@ -563,6 +563,7 @@ def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.sampled(3)
 def test_measuring_does_not_import_the_compiler_of_torch() -> None:
     """The import takes seconds."""
     pytest.importorskip("torch")

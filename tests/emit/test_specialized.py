@@ -65,7 +65,7 @@ def kernels(name: str) -> tuple[CompiledKernel, ...]:
     return tuple(compiled(roles(name)[1], 90))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", GOALS)
 def test_the_same_mugraph_has_a_form_with_roles_beside_the_other(name: str) -> None:
     graph = graphs(name)[0][0]

@@ -229,14 +229,6 @@ def test_a_stage_that_keeps_the_original_ends_the_rest() -> None:
     assert set(job.seconds) == {"a"}
 
 
-def test_the_front_door_has_every_option_documented() -> None:
-    text = api.optimize.__doc__ or ""
-    assert all(
-        name in text
-        for name in set(Options.__dataclass_fields__) - {"progress", "candidates", "stop", "command", "began"}
-    )
-
-
 def test_nothing_of_a_model_outlives_its_run() -> None:
     """A search keeps megabytes of facts about a model: kept from run to run they would fill the
     memory of a process that has many models."""

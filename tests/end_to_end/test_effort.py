@@ -50,7 +50,7 @@ def test_the_command_line_names_the_efforts(tmp_path: Path) -> None:
     assert "thorough" in one_line(run("optimize", TRANSFORMER, "-o", tmp_path / "o.onnx", "--effort", "slow", check=2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_quick_gives_the_same_bytes_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: Any, **__: Any) -> None:
         raise AssertionError("something was measured")
@@ -74,6 +74,7 @@ def test_quick_says_nothing_and_leaves_no_file(tmp_path: Path, monkeypatch: Any,
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.sampled(2)
 def test_the_command_of_the_quick_effort_searches_a_little(tmp_path: Path) -> None:
     found = result_of(run("optimize", TRANSFORMER, "-o", tmp_path / "o.onnx", "--effort", "quick", "--json"))
     assert found["changed"]

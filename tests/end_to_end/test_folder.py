@@ -258,6 +258,7 @@ def test_rules_and_inputs_are_part_of_what_is_done_by_their_content(models: Path
     assert len(digests) == 2
 
 
+@pytest.mark.sampled(2)
 def test_the_weights_beside_a_model_are_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / "mini.onnx"
@@ -344,6 +345,7 @@ def test_an_error_inside_of_one_model_does_not_stop_the_others(
     assert found["one.onnx"]["state"] == "kept"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     source, out = tmp_path / "models", tmp_path / "out"

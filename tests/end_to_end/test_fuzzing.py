@@ -69,7 +69,7 @@ def test_nothing_goes_wrong_in_more_cases(kind: str) -> None:
     assert sum(found["ended"].values()) == MORE[kind]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [*MORE, pytest.param("cache", marks=pytest.mark.slow)])
 def test_nothing_goes_wrong(kind: str) -> None:
     found = script("soak").soak({kind: COUNTS[kind]}, first=100_000, workers=1)

@@ -365,7 +365,7 @@ def test_a_checkpoint_of_a_search_vouches_for_no_mugraph() -> None:
         FoundMuGraph.of_json({**kept, "graph": to_json(relu(8, 4))}, goal)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_changed_checkpoint_is_refused_by_the_command(tmp_path: Path) -> None:
     shutil.copy(MINI, tmp_path / "m.onnx")
     command = ("kernels", tmp_path / "m.onnx", "--budget", "8", "--checkpoint", tmp_path / "c.json")

@@ -125,6 +125,7 @@ def test_a_row_of_zeros_is_exact() -> None:
     np.testing.assert_array_equal(found[0], given[-1])
 
 
+@pytest.mark.sampled(3)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     graphs = {}
     for i, given in enumerate(CASES):

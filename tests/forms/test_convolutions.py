@@ -350,7 +350,7 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
             np.testing.assert_allclose(each.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch normalizations are in the weights then, so that relu is in the kernel; all
     convolutions are tried together first."""

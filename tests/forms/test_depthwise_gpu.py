@@ -350,7 +350,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("batch", "target"), [("batch", CUDA), *(pytest.param(2, t, marks=pytest.mark.slow) for t in (CUDA, CUDA_TF32))]
 )

@@ -1,16 +1,18 @@
-"""Epilogues of the hand-written kernels of a CPU: any elementwise function, with other operands that
-broadcast; which operators of a model they are; wrong ones are refused."""
+"""Epilogues of the hand-written kernels of a CPU: any elementwise function, with other operands
+that broadcast; which operators of a model they are; wrong ones are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from epilogue_functions import CHANNELS, FUNCTIONS, IMAGES, RESULTS, leaves, right_body, silu, wrong_bodies
-from named_models import model, w, x
+from fused_models import TRYING, quick, together
+from named_models import model, session, w, x
 from native_kernels import QUICK, STRICT, check, sanitized, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
@@ -21,12 +23,16 @@ from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.linear import weight_products
 from taso_mirage.forms.winograd import convolution
 from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.regions.fragments import fragments
+from taso_mirage.search.config import Config
 from taso_mirage.verdicts import Evidence, Failure
 
 PADS = (1, 1, 1, 1)
@@ -68,6 +74,52 @@ def all_cases() -> Iterator[tuple[str, Graph, Graph]]:
     for i, name in enumerate(FUNCTIONS):
         yield f"winograd_{i}", *convolved(name, (3, 5)[i % 2])
         yield f"linear_{i}", *multiplied(name, *SIZES[i % 3])
+
+
+PROLOGUES = ("silu", "relu6", "scale and shift", "excited", "sum, then silu")
+
+
+def preceded(name: str, rows: int = 0) -> Graph:
+    """A goal that is a function of the data of a convolution, or of a product of so many rows, and
+    another function of its result."""
+    function = FUNCTIONS[name]
+    data = x("x", rows, 19) if rows else x("x", 2, 8, 7, 5)
+    kernel = x("w", 19, 21) if rows else x("w", 6, 8, 3, 3)
+    of_products = {CHANNELS: (19,), RESULTS: (rows, 19), IMAGES: (rows, 1)}
+    of_images = {CHANNELS: (8, 1, 1), RESULTS: (2, 8, 7, 5), IMAGES: (2, 8, 1, 1)}
+    others = leaves(function.others, of_products if rows else of_images)
+    seen = function.made(data, *others)
+    made = term("matmul", seen, kernel) if rows else conv(seen, kernel)
+    return Graph((data, kernel, *others), (silu(made),))
+
+
+def read(goal: Graph) -> Graph:
+    """The first muGraph of a goal of a form."""
+    found = convolution(goal) or weight_products(goal)
+    assert found is not None
+    return found.mugraphs(goal, CPU_DEVICE)[0].graph
+
+
+def test_the_kernels_compute_functions_of_their_data() -> None:
+    goals = {f"case_{i}_{rows}": preceded(name, rows) for i, name in enumerate(PROLOGUES) for rows in (0, 3)}
+    made = {name: read(goal) for name, goal in goals.items()}
+    assert all(graph.outputs[0].attr("prologue") is not None for graph in made.values())
+    library = build(generate_all(made), None, QUICK)
+    for name, goal in goals.items():
+        check(NativeKernel(made[name], name, threads=2, library=library), goal, values(goal), 5e-6)
+
+
+def test_wrong_prologues_are_refused() -> None:
+    """Another function of the data, none, or the function of the result before the product."""
+    goal = preceded("silu")
+    (node,) = read(goal).outputs
+    attrs = dict(node.attrs)
+    assert isinstance(verified_mugraph(Graph(goal.inputs, (node,)), goal), Evidence)
+    for wrong in (FUNCTIONS["gelu"].body(), FUNCTIONS["relu"].body(), None):
+        mutant = term(node.op, *node.args, **{**attrs, "prologue": wrong})
+        assert isinstance(verified_mugraph(Graph(goal.inputs, (mutant,)), goal), Failure)
+    exchanged = term(node.op, *node.args, **{**attrs, "prologue": FUNCTIONS["relu"].body(), "body": attrs["prologue"]})
+    assert isinstance(verified_mugraph(Graph(goal.inputs, (exchanged,)), goal), Failure)
 
 
 def test_the_kernels_compute_every_function() -> None:
@@ -170,3 +222,58 @@ def test_an_epilogue_ends_where_others_read_it_or_there_is_no_code() -> None:
     assert regions(term("where", term("greater", made, constant(0.0, "float32")), made, data)) == [
         ["conv", "greater", "where"]
     ]
+
+
+def test_a_prologue_is_read_by_its_term_alone_and_is_no_epilogue() -> None:
+    data, kernel = x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3)
+    assert regions(conv(silu(data), kernel)) == [["sigmoid", "mul", "conv"]]
+    assert regions(conv(silu(data), kernel), silu(data)) == [["conv"]], "it is a result, too"
+    assert regions(conv(silu(conv(data, kernel)), w("v", 8, 8, 3, 3))) == [["conv", "sigmoid", "mul"], ["conv"]]
+    scaled = term("add", term("mul", data, w("s", 8, 1, 1)), w("t", 8, 1, 1))
+    assert regions(term("relu", conv(term("relu", scaled), kernel))) == [["mul", "add", "relu", "conv", "relu"]]
+    gate = term("sigmoid", x("g", 1, 8, 1, 1))
+    assert regions(conv(term("mul", data, gate), kernel)) == [["mul", "conv"]]
+    assert regions(conv(term("tan", data), kernel)) == [["conv"]], "no C++"
+
+
+def efficient_block() -> list[Node]:
+    """A convolution, a depthwise one, squeeze and excitation, and a projection, with silu."""
+    data = x("x", 1, 8, 8, 8)
+
+    def one(data: Node, name: str, channels: int, given: int) -> Node:
+        how: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+        return term("conv", data, w(f"w{name}", channels, given, 1, 1), w(f"b{name}", channels), **how)
+
+    wide = silu(conv(data, w("w", 16, 8, 3, 3), w("b", 16)))
+    deep = term("conv", wide, w("d", 16, 1, 3, 3), strides=(1, 1), pads=PADS, dilations=(1, 1), group=16)
+    seen = silu(deep)
+    pooled = term("reduce_mean", seen, axes=(2, 3), keepdims=1)
+    gate = term("sigmoid", one(silu(one(pooled, "r", 4, 16)), "e", 16, 4))
+    return [term("add", one(term("mul", seen, gate), "p", 8, 16), data)]
+
+
+@pytest.mark.sampled(2)
+def test_a_model_gets_kernels_with_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions with silu are one node of the runtime, beside regions that a search finds."""
+    quick(monkeypatch)
+    together(monkeypatch)
+    plain = model(*efficient_block())
+    result = optimize_model(plain, Config(measure=False, budget=0.0))
+    result = replace(result, model=result.original, steps=(), changed=False)
+    found = fused(result, Config(budget=1000.0, seconds=0.0), "search", trying=TRYING)
+    assert found.changed, found.notes
+    assert (("conv", "sigmoid", "mul"), 1) in [kind for kernel in found.kernels for kind in kernel.kinds]
+    assert all(each.passed for each in found.differences)
+    left = [node.op for node in found.model.nodes()]
+    assert left.count("sigmoid") < [node.op for node in plain.nodes()].count("sigmoid")
+    feed = dict(random_inputs(plain, 0, {}))
+    runs = [session(*each).run(None, feed)[0] for each in ((found.model, True), (found.model, False), (plain, False))]
+    for made in runs[:2]:
+        np.testing.assert_allclose(made, runs[2], rtol=1e-4, atol=1e-4)
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    yield "epilogues/winograd", convolved("all")[0]
+    yield "epilogues/prologue", read(preceded("excited"))
+    yield "epilogues/linear", multiplied("all", *SIZES[1])[0]

@@ -461,7 +461,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     return monkeypatch
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("batch", "target"), [*(pytest.param(n, CUDA, marks=pytest.mark.slow) for n in (2, "batch")), (2, CUDA_TF32)]
 )

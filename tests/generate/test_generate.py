@@ -137,6 +137,7 @@ LEVEL_ONE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 def test_growing_is_deterministic() -> None:
     family = load_family("taso")
     one, two, other = grown(family, 2), grown(family, 2), grown(family, 2, seed=7)

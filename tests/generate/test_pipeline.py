@@ -74,7 +74,7 @@ def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> No
         generate(replace(options(tmp_path), scheduler=cluster.scheduler_address))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_an_interrupted_command_goes_on_with_other_workers(
     one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 SHIPPED = load_rules()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 4)], ids=lambda r: r.name)
 def test_a_sample_of_the_shipped_rules_is_proved_again(rule: Rule) -> None:
     assert_proved(rule)

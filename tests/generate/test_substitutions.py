@@ -596,6 +596,7 @@ def test_laws_claim_their_proved_cases() -> None:
     assert "cases: " in invoke("verify", "--laws", "--rule", "relu.2", "--typings", "40")
 
 
+@pytest.mark.sampled(3)
 def test_verify_says_the_same_with_any_number_of_workers(folder: Path) -> None:
     command = ["verify", str(folder / "attention.toml"), str(folder / "elementwise.toml"), "--json", "--typings", "40"]
     said = []

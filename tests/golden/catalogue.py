@@ -26,6 +26,7 @@ sys.path[:0] = [
     *map(str, {f.parent for f in ROOT.glob("tests/*/test_*.py")}),
 ]
 
+import moved_operands  # noqa: E402
 import mugraphs  # noqa: E402
 import test_batches as batches  # noqa: E402
 import test_block_linear as block_linear  # noqa: E402
@@ -36,7 +37,8 @@ import test_shifted_gpu as shifted  # noqa: E402
 import test_stationary as stationary  # noqa: E402
 
 from taso_mirage.emit import triton, tune  # noqa: E402
-from taso_mirage.emit.cpp import SizeRange, vector_header  # noqa: E402
+from taso_mirage.emit.cpp import SizeRange  # noqa: E402
+from taso_mirage.emit.cpu.prepared import header  # noqa: E402
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonProgram  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir.dims import symbol  # noqa: E402
@@ -56,7 +58,7 @@ Named = Iterator[tuple[str, str]]
 
 def texts() -> Named:
     """Each text by its name, which a file may have."""
-    yield "cpu/vector header", vector_header()
+    yield "cpu/vector header", header("vector.h")
     for name, graph in gpu_graphs():
         yield from _programs(f"gpu/{name}", graph)
     yield from _batched()
@@ -78,6 +80,9 @@ def gpu_graphs() -> Iterator[tuple[str, Graph]]:
     }
     for name, make in made.items():
         yield f"kernels/{name}", make()[0]
+    for name, moved in moved_operands.MOVED.items():
+        if name != moved_operands.IN_BODIES:
+            yield f"moved/{name}", moved("float16")
     for each in FORM_TESTS:
         yield from getattr(each, "gpu_golden", tuple)()
     for name, of_weights in stationary.FORMS.items():
@@ -174,7 +179,7 @@ def _cpu(name: str, graph: Graph) -> Named:
     except Unsupported as error:
         yield f"{name}.cpp", f"none: {error}\n"
         return
-    yield f"{name}.cpp", made.source.replace(vector_header(), "")
+    yield f"{name}.cpp", made.source.replace(header("vector.h"), "")
     yield f"{name}.cpp plan", made.plan
 
 
@@ -183,7 +188,7 @@ def _ranges() -> Named:
     graphs, programs = (dict(_searched(target)) for target in ("cpu", "gpu"))
     few, many = "free norm_linear 0", "free norm_linear 1"
     made = cpu_kernel(graphs[many], [SizeRange(graphs[few], 16)])
-    yield "cpu/ranges.cpp", made.source.replace(vector_header(), "")
+    yield "cpu/ranges.cpp", made.source.replace(header("vector.h"), "")
     first, second = triton.program(programs[few]), triton.program(programs[many])
     before = [ProgramRange(first, _images(first), 16)]
     yield "gpu/ranges.triton plan", cuda_kernel(second, _images(second), before).plan

@@ -33,6 +33,7 @@ from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
+from taso_mirage.system.builds import private_folder
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind
@@ -81,9 +82,10 @@ def together(patch: pytest.MonkeyPatch) -> None:
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A cache in `folder` that has nothing but compiled libraries, which are named by their
-    sources."""
-    (folder / "runtime").symlink_to(library().parent.resolve(), target_is_directory=True)
+    """A cache in `folder` that has nothing but compiled libraries and kernels, which are named by
+    their sources."""
+    for kept in (library().parent, private_folder("cpp")):
+        (folder / kept.name).symlink_to(kept.resolve(), target_is_directory=True)
     patch.setenv("TASO_MIRAGE_CACHE", str(folder))
 
 

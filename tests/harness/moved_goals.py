@@ -47,6 +47,16 @@ def neighbours() -> Node:
     return term("relu", term("add", term("add", left, middle), right))
 
 
+IMAGE, KERNEL, OWN = (
+    leaf("image", "float32", 1, 4, 6, 6),
+    leaf("kernel", "float32", 8, 4, 3, 3),
+    leaf("own", "float32", 4, 1, 3, 3),
+)
+WINDOWS = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+STRIDED = {"strides": (2, 2), "pads": (1, 1, 0, 0), "dilations": (1, 1)}
+CONVOLVED = term("conv", IMAGE, KERNEL, **WINDOWS)
+
+
 GOALS: dict[str, Sequence[Node]] = {
     "rotary embedding": [term("add", term("mul", X, COS), term("mul", ROTATED, SIN))],
     "queries, keys and values": [term("reshape", part(PROJECTED, 1, i, i + 1), shape=(8, 4, 4)) for i in range(3)],
@@ -55,6 +65,11 @@ GOALS: dict[str, Sequence[Node]] = {
     "padded": [term("exp", term("pad", term("relu", A), pads=(0, 1, 0, 2), value=0.5))],
     "rows of a softmax": [part(term("softmax", A, axis=1), 0, 2, 7)],
     "reversed rows of a product": [part(term("relu", term("matmul", A, W)), 0, 7, -1, -1)],
+    "convolution, SiLU": [term("mul", CONVOLVED, term("sigmoid", CONVOLVED))],
+    "strided convolution": [term("relu", term("conv", IMAGE, KERNEL, **STRIDED))],
+    "depthwise convolution": [term("relu", term("conv", IMAGE, OWN, **WINDOWS, group=4))],
+    "max pool": [term("exp", term("max_pool", IMAGE, kernel=(3, 3), **STRIDED))],
+    "running sums": [term("relu", term("cumsum", A, axis=1))],
     "halves of a split": [term("mul", HALVES[0], term("sigmoid", HALVES[1]))],
     "gathered columns": [term("gather", term("matmul", A, W), constant(np.array([3, -1, 0])), axis=1)],
     "window of a cache": [windowed()],

@@ -128,6 +128,9 @@ def bodies(dtype: str) -> Graph:
     return Graph((x, ids), (kernel([(x, (0,), -1), (ids, (0,), -1)], body, (2,), 1, (0,)),))
 
 
+IN_BODIES = "bodies"
+"""The muGraph with movements in a body, which have no form in Triton."""
+
 MOVED: dict[str, Callable[[str], Graph]] = {
     "rotary": rotary,
     "rotary of columns": lambda dtype: rotary(dtype, 3, True),
@@ -137,7 +140,7 @@ MOVED: dict[str, Callable[[str], Graph]] = {
     "window": window,
     "embedding": embedding,
     "experts": experts,
-    "bodies": bodies,
+    IN_BODIES: bodies,
 }
 
 

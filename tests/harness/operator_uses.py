@@ -85,5 +85,5 @@ def _random(type: Tensor, rng: np.random.Generator, integers: bool, below: int) 
     return np.asarray(drawn).astype(dtype)
 
 
-ON_A_GPU = ("nhwc_conv",)
+ON_A_GPU = ("nhwc_conv", "nhwc_group_norm", "nhwc_skip_group_norm", "nhwc_skip_group_norm_sum")
 """Operators that ONNX Runtime implements on a GPU only."""

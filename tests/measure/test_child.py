@@ -153,7 +153,7 @@ def test_models_that_end_the_runtime_at_the_command_line(tmp_path: Path) -> None
     assert not (tmp_path / "out.onnx").exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_an_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
     onnx.save(endless(), tmp_path / "endless.onnx")
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", "endless.onnx", "--no-measure", "--budget", "60"]

@@ -107,7 +107,7 @@ def test_a_process_that_is_started_anew_gets_the_weights_again(sent: Counter[str
     assert sent["keep_weights"] == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_computed_weights_go_once_too(sent: Counter[str]) -> None:
     """A weight that was folded is the same in every candidate that has it."""
     found = optimize_model(layers(2), Config(kernels="off", budget=5))
@@ -175,6 +175,7 @@ def convolutions() -> Model:
     )
 
 
+@pytest.mark.sampled(2)
 def test_the_process_starts_while_the_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The process has a session on the target, and so its libraries, before anything waits for
     it."""
@@ -193,6 +194,7 @@ def test_the_process_starts_while_the_file_is_read(monkeypatch: pytest.MonkeyPat
     assert child()._owed == 0
 
 
+@pytest.mark.sampled(2)
 def test_what_fails_ahead_of_need_fails_where_it_is_needed() -> None:
     child().stop()
     child().begin(broken)

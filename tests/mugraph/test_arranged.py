@@ -249,6 +249,7 @@ def test_the_model_gives_the_same_bits_where_no_kernel_runs(layer: tuple[Result,
     assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "ran.onnx").graph.node}
 
 
+@pytest.mark.sampled(2)
 def test_a_form_that_is_slower_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     _, found = staged(monkeypatch, tmp_path, DYNAMIC.format(rows=16), 1.5)

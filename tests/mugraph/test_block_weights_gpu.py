@@ -40,7 +40,7 @@ from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.regions.fragments import fragments
-from taso_mirage.regions.quantized_products import of_integers
+from taso_mirage.regions.region_kinds import of_integers
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.targets.protocol import Trusted
@@ -338,7 +338,7 @@ def run(model: Model) -> np.ndarray:
     return np.asarray(session.run(None, feed())[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_a_model_with_a_kernel_keeps_its_operators() -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     model = gated_mlp(zeros=False)

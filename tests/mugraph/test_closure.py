@@ -583,6 +583,7 @@ def walk(start: Node, rng: random.Random, steps: int) -> Iterator[Node]:
         yield here
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", walked())
 def test_axioms_keep_the_normal_form_and_no_part_is_pruned(name: str) -> None:
     start, rng, seen = walked()[name], random.Random(1), set()

@@ -146,6 +146,7 @@ def test_values_of_a_block_meet_those_of_its_cluster_relative_to_one_maximum() -
     assert search.accepted(each) is not None
 
 
+@pytest.mark.sampled(2)
 def test_every_sample_of_a_batch_has_clusters_of_its_own(tmp_path: Path) -> None:
     """In Triton's interpreter."""
     sizes: dict[str, Any] = {"queries": 6, "dim": 5, "keys": 24, "width": 7, "blocks": 3, "splits": 4, "loop": 3}

@@ -172,6 +172,7 @@ def read(graph: Graph) -> list[set[str]]:
     return [{name for name, *_ in operands} for operands, _ in form(graph)]
 
 
+@pytest.mark.sampled(2)
 def test_attention_split_over_the_keys_then_its_projection() -> None:
     """Three kernels: partial sums over the keys, their combination, and the product with the
     output's weights."""
@@ -195,7 +196,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
     assert found_as(gated(down=True), wanted, kernels=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]
@@ -253,6 +254,7 @@ def test_the_program_has_the_threads_that_were_asked_for(tmp_path: Path) -> None
     assert '"num_warps": 8' in (tmp_path / "program.py").read_text()
 
 
+@pytest.mark.sampled(2)
 def test_the_search_is_deterministic() -> None:
     first, second = (Search(lora().graph(), SearchOptions()) for _ in range(2))
     assert [f.graph for f in first.run(5, 60)] == [f.graph for f in second.run(5, 60)]
@@ -292,5 +294,5 @@ def test_what_cannot_be_searched_is_named() -> None:
     g.new_input((4, 4), name="X")
     with pytest.raises(InvalidOption, match="named 'X' already"):
         g.new_input((4, 4), name="X")
-    with pytest.raises(Unsupported, match="cumsum"):
-        superoptimize(Graph(tuple(g.inputs), (term("cumsum", g.inputs[0], axis=1),)))
+    with pytest.raises(Unsupported, match="argmax"):
+        superoptimize(Graph(tuple(g.inputs), (term("argmax", g.inputs[0], axis=1),)))

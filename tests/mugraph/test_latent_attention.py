@@ -197,13 +197,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return {name: error(goal, values, np.load(folder / f"{name}.npy")) for name, (goal, _, values) in cases.items()}
 
 
-@pytest.mark.sampled(3, together=True)
+@pytest.mark.sampled(5, together=True)
 def test_generated_programs_are_right(ran: dict[str, float]) -> None:
     assert len(ran) > 6
     assert {name: e for name, e in ran.items() if not e <= BOUND} == {}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_kinds_of_plans_are_proved() -> None:
     for make in (latent, masked):
         search, plans = found(make)

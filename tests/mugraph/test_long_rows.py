@@ -170,6 +170,7 @@ def test_a_limit_of_kernels_holds(max_kernels: int) -> None:
     assert max((len(each.plan) for each in search.candidates()), default=0) <= max_kernels
 
 
+@pytest.mark.sampled(3)
 def test_a_hand_over_without_products_is_a_fold() -> None:
     search = Search(batch_norm(32, 64, 256, 256), SearchOptions(), H100)
     stored = {c for each in search.candidates() for k in each.plan for c in k.kernel.body.leaves}

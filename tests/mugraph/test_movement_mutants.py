@@ -4,6 +4,7 @@ index maps. `pytest tests/mugraph/test_movement_mutants.py` runs all of them."""
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from functools import cache
 
@@ -14,13 +15,17 @@ from moved_operands import MOVED, chained
 from movement_mutants import wrong_goals, wrong_maps
 from mugraphs import kernel, parts
 
+from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Node, substitute
 from taso_mirage.meanings.index_maps import IndexMap
 from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.moved_goal import MovedGoal, moved_goal
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved, moved_elements
+from taso_mirage.verdicts import Evidence
 
 KINDS = {"off by one", "other part", "missing mask", "exchanged parts", "wrong pad", "wrong row"}
 
@@ -72,6 +77,26 @@ def refused(name: str) -> Counter[str]:
 @pytest.mark.parametrize("name", GOALS)
 def test_wrong_movements_of_a_goal_are_refused(name: str) -> None:
     assert refused(name)
+
+
+def test_a_record_with_a_wrong_movement_is_refused() -> None:
+    """A checkpoint is read back as it was, and compared with its goal."""
+    given = goal(GOALS["rotary embedding"])
+    right = moved_goal(given)
+    found = FoundMuGraph(one_block(right), given, 1.0, "cpu", Evidence())
+    record = json.loads(json.dumps(found.as_json()))
+    assert FoundMuGraph.of_json(record, given).graph == found.graph
+    kinds = ((kind, wrong) for kind, wrong in wrong_goals(right) if not equal(wrong.restored(wrong.core), given))
+    for _, wrong in dict(kinds).items():
+        record["graph"] = to_json(one_block(wrong))
+        with pytest.raises(InvalidOption, match="does not compute the goal"):
+            FoundMuGraph.of_json(record, given)
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_movements_are_read_back_as_they_were_printed(name: str) -> None:
+    graph = one_block(moved_goal(goal(GOALS[name])))
+    assert from_json(json.loads(json.dumps(to_json(graph)))) == graph
 
 
 def operands(name: str) -> list[Node]:

@@ -157,7 +157,7 @@ def test_a_long_layer_norm_is_split_over_the_grid_in_three_kernels() -> None:
     assert any(searching.accepted(c) is not None for c in fits)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_half_precision_does_not_round_what_the_mean_is_taken_from() -> None:
     """The product of gamma and the weights is rounded in a dot of half precision, and not in the
     sum that the mean multiplies."""

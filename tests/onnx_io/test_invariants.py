@@ -207,6 +207,7 @@ HEAVY = """
 """
 
 
+@pytest.mark.sampled(3)
 def test_a_model_whose_loop_repeats_itself_becomes_faster() -> None:
     before = parse(HEAVY)
     after, result = optimized(before, measure=True, budget=10.0, kernels="off")
@@ -221,7 +222,7 @@ def test_nothing_moves_where_nothing_is_measured() -> None:
     assert not any("is computed once" in note for note in result.notes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_what_moved_wrongly_is_found_by_the_check_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     real = invariants._invariants
 

@@ -67,6 +67,7 @@ def test_rules_give_the_types_of_the_node_tests(monkeypatch: pytest.MonkeyPatch)
     assert {c.model.graph.node[0].op_type for c in single()} - exact == FREE.keys()
 
 
+@pytest.mark.sampled(2)
 def test_rules_hold_at_free_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every dim of the inputs has a name of its own, results evaluate to the sizes that the
     tests expect."""

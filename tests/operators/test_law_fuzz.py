@@ -31,7 +31,7 @@ RULES, TYPINGS, RUNS = 90, 3, 3
 LEAST = 450
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_slice_of_the_rules_and_laws_gives_the_same_on_both_sides_in_the_runtime() -> None:
     seed, proofs = DAY, Proofs()
     found, verdicts = list[str](), Counter[str]()

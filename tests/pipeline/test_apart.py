@@ -69,7 +69,7 @@ def test_what_has_no_kernels_stays_as_it_is() -> None:
     assert counted(decompose(free, {"n": 5}, CPU_GOALS))["multi_head_attention"] == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial is compared with the model as it was, not with the decomposed one."""
     whole = model(attention(x("x", 1, 8, WIDTH), ""))

@@ -86,7 +86,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "its kernel's sizes": (free_regions, "_other", mentions),
     "its variants": (kinds, "variants", mentions),
     "what it may save": (kinds, "possible_seconds", mentions),
-    "its lanes": (choices, "fused_goals", lambda value: mentions(value.graph)),
+    "its lanes": (choices, "fused_goals", mentions),
     "the search": (searches, "Search", mentions),
     "the choice": (CpuLowering, "fastest", mentions),
     "its kernel": (CpuLowering, "kernel", mentions),

@@ -71,7 +71,7 @@ def loads_of(model: Model, folder: Path) -> tuple[dict[str, int], bool]:
     return dict(found.spending.loads), found.changed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_large_model_is_loaded_no_more_often_than_its_result_needs(large: Model, tmp_path: Path) -> None:
     """The original, and the candidate that prices choose, whose session also checks it."""
     loads, changed = loads_of(large, tmp_path)

@@ -87,7 +87,7 @@ def placed(plain: Model, made: Sequence[RegionKernel]) -> Model:
     return embed(plain, [region for kind in made for region in kind.regions])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rows", "size", "level", "norm", "gate"),
     [
@@ -196,7 +196,7 @@ def test_what_hangs_on_what_it_gives_is_no_neighbour(monkeypatch: pytest.MonkeyP
     assert len(joined(plain, apart)) == len(apart)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("gain", "one"), [(1.05, True), (1.0, False), pytest.param(0.9, False, marks=pytest.mark.slow)]
 )

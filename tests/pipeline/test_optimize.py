@@ -505,6 +505,7 @@ def test_parts_rebuild_the_model() -> None:
     assert set(placed) <= terms
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_chain_of_20000_nodes_is_optimized(count: int) -> None:
     """By default of as many as no recursion takes."""
@@ -904,6 +905,7 @@ def test_check_criterion() -> None:
     assert not difference("c", "y", integers.astype(np.int32), integers, integers).passed
 
 
+@pytest.mark.sampled(3)
 def test_nothing_is_sent_from_a_process_that_optimizes() -> None:
     """The runtime's thread for usage data is not started; who wants it says so."""
     script = "import os; import taso_mirage.measure.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"

@@ -233,6 +233,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rewriter, "_slower", lambda *_: False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("made_up_times")
 def test_a_result_keeps_what_pays_and_names_what_does_not(tmp_path: Path) -> None:
     result = optimize_model(mixed(3), Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1))

@@ -665,7 +665,7 @@ def test_a_recurrent_module_that_would_be_unrolled_stays_in_eager() -> None:
         same(found(X), model(X))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_entry_point_is_found_by_its_name(runs: bool, tmp_path: Path) -> None:
     """In a process that sees the entry points of pyproject.toml as an installed package's. The

@@ -300,6 +300,7 @@ def same(made: Any, module: Any, x: Any = X) -> None:
         torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 def test_the_faster_one_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     choice, module = Choice(monkeypatch, 1.5, None), Summed()
     state = torch.get_rng_state()

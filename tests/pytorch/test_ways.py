@@ -261,6 +261,7 @@ def in_parts(x: Any) -> Any:
     return torch.sort(x.sin() * 2, stable=True)[0].cos() + 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("answer", "wanted"), [(None, ["eager", "ours", "ours"]), (1.5, ["inductor"])])
 def test_pieces_are_measured_together(answer: float | None, wanted: list[str], inductor: Played) -> None:
     inductor.answers = [None, answer]  # beside eager PyTorch, and beside it
@@ -380,6 +381,7 @@ def test_its_code_has_the_semantics_of_eager() -> None:
     assert run_by(graphs) == ["inductor"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("faster")
 def test_its_code_is_made_for_the_strides_of_what_changes() -> None:
     def function(x: Any) -> Any:

@@ -60,6 +60,7 @@ def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
         assert np.abs(output - wanted).max() <= 3e-6 * np.abs(wanted).max(), sizes
 
 
+@pytest.mark.sampled(2)
 def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
     """Timing uses several copies of the inputs, each with the memory between its parts."""
     search = Search(attention(*INSTANCE.values()), SearchOptions(), CPU_DEVICE, free=FREE)
@@ -92,6 +93,7 @@ def test_parts_of_a_free_size() -> None:
     assert tile_part("n0", 8, 2) != tile
 
 
+@pytest.mark.sampled(2)
 def test_two_labels_of_one_size_that_are_cut_alike() -> None:
     """The model has as many queries as keys, in tiles of 64: the last tile of one meets whole tiles
     of the other."""
@@ -303,7 +305,7 @@ def ran(session: Any) -> set[str]:
     return {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_model_runs_its_kernels_at_all_sizes(optimized: tuple[Result, Result], tmp_path: Path) -> None:
     before, found = optimized
     assert kernels(found) >= 2
@@ -326,6 +328,7 @@ def test_a_model_runs_its_kernels_at_all_sizes(optimized: tuple[Result, Result],
         assert not names & {"Softmax", "If"}
 
 
+@pytest.mark.sampled(2)
 def test_a_kernel_that_is_slower_at_larger_sizes_is_for_the_sizes_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,7 @@ def records(regions: dict[EqualRegions, list[RegionSite]]) -> list[Record]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_regions_of_a_model_run_at_every_size(
     regions: dict[EqualRegions, list[RegionSite]], records: list[Record], tmp_path: Path
 ) -> None:
@@ -353,6 +353,7 @@ def on_a_stand_in(made: Model, monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     return plain, fused(plain, sizes, "search")
 
 
+@pytest.mark.sampled(3)
 def test_a_model_with_free_dims_gets_kernels_without_an_if(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before, found = on_a_stand_in(model(), monkeypatch, tmp_path)
     assert kernels(found) >= 2

@@ -72,6 +72,7 @@ def test_what_runs_in_a_body_counts_there_alone() -> None:
     assert found["MatMul"] > 4 * found["Loop"] >= 0
 
 
+@pytest.mark.sampled(3)
 def test_of_small_operators_the_profiler_tells_no_time() -> None:
     """The profiler takes longer than the operators: a chain of sums of a few numbers."""
     a = chain = x(4)

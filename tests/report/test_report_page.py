@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from browser import chromium, needs_browser
 from htmlpage import Page
-from scripts import MINI
 from small_models import model, w, x
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.measure.cost_cache import CostCache
-from taso_mirage.onnx_io import load
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import load_specs, term
 from taso_mirage.pipeline import optimize_model
@@ -38,13 +36,6 @@ from taso_mirage.search.cost import MeasuredCost, Weighted
 from taso_mirage.search.passes import Context
 
 PEAKS = MeasuredPeaks(5e10, 1e10, "float32")
-
-
-@pytest.fixture(scope="module")
-def mini() -> Result:
-    found = optimize_model(load(MINI), Config(budget=30, measure=False, explain=True, partial=False))
-    assert found.changed
-    return found
 
 
 def times_of(result: Result) -> OperatorTimes:

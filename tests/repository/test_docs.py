@@ -133,7 +133,7 @@ def run(page: Path, marks: tuple[str, ...], checkout: Path, budget: int = 0) -> 
             assert doctest.OutputChecker().check_output(block.shown, done.stdout, SHOWN), f"{block.text}\n{done.stdout}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("page", QUICK, ids=named)
 def test_the_blocks_of_a_page_run(page: Path, checkout: Path, layer: Path) -> None:
     shutil.copy(layer, checkout / "models" / "mini_transformer.onnx")
@@ -168,7 +168,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
     assert all(any(ROOT.glob(f"tests/*/{test}")) and (DOCS / page).exists() for page, test in ELSEWHERE.items())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("budget", [6, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
 def test_the_gallery_runs(script: Path, budget: int, checkout: Path, layer: Path) -> None:

@@ -54,7 +54,7 @@ def ran(checkout: Path, code: int = 0) -> dict[str, int]:
     return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|deselected)", done.stdout)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_test_runs_again_after_a_change_of_its_files(checkout: Path) -> None:
     assert ran(checkout) == {"passed": 2, "deselected": 1}
     assert ran(checkout) == {"deselected": 3}

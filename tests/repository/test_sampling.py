@@ -41,6 +41,7 @@ def ran(folder: Path, day: int, *options: str, code: int = 0) -> set[int]:
     return set(map(int, re.findall(r"\[(\d+)\] (?:PASSED|FAILED)", done.stdout)))
 
 
+@pytest.mark.sampled(3)
 def test_each_case_runs_on_one_of_its_days(folder: Path) -> None:
     first, second, third, fourth = (ran(folder, day) for day in (7, 8, 9, 10))
     assert sorted([*first, *second, *third]) == list(range(12))
@@ -48,6 +49,7 @@ def test_each_case_runs_on_one_of_its_days(folder: Path) -> None:
     assert fourth == first
 
 
+@pytest.mark.sampled(3)
 def test_tests_that_share_a_fixture_run_on_one_day(folder: Path) -> None:
     (folder / "test_it.py").write_text(TOGETHER)
     assert sorted(len(ran(folder, day)) for day in (7, 8, 9)) == [0, 0, 12]

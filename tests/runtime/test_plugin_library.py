@@ -31,8 +31,8 @@ from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel, images
+from taso_mirage.runtime.tensorrt.plugin_attributes import PluginKernel
 from taso_mirage.runtime.tensorrt.plugin_export import Exported, export
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel
 
 __all__ = ["exported", "optimized"]
 TESTS = Path(__file__).parents[1] / "harness"

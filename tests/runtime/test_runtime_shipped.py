@@ -99,6 +99,7 @@ def shipped(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3)
 def test_the_pages_python_makes_what_it_says(shipped: Path) -> None:
     assert {p.name for p in (shipped / "ship").iterdir()} == {"taso_mirage.so", "kernels.so"}
     files = {p.suffix: p.read_text() for p in (shipped / "audit").iterdir()}

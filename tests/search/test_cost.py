@@ -404,6 +404,7 @@ def test_a_scheduler_that_is_not_there_is_an_error() -> None:
         pass
 
 
+@pytest.mark.sampled(3)
 def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask's client gives its thread ten seconds and fails an assertion then, which was seen on a
     machine of CI."""

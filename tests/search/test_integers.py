@@ -127,6 +127,7 @@ def test_laws_about_sums_still_hold_for_floats(law: str) -> None:
     assert EAGER.applications(left)
 
 
+@pytest.mark.sampled(2)
 def test_division_is_never_made_of_integers() -> None:
     """The least integer divided by -1 ends the process: the rewritten models run in one of their
     own."""

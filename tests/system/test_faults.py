@@ -107,7 +107,7 @@ def bounded(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (min(held() + more, most), most))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "steps", [(4000, 300, 20, 0), pytest.param((4000, 700, 500, 300, 100, 20, 3, 1, 0), marks=pytest.mark.slow)]

@@ -170,6 +170,7 @@ def test_operators_are_told_from_other_calls() -> None:
         assert account.spending().purposes["operators"] > 0
 
 
+@pytest.mark.sampled(3)
 def test_the_command_says_what_its_seconds_were_spent_on(tmp_path: Path, layer: Path) -> None:
     before = time.monotonic()
     told = result_of(run("optimize", layer, "-o", tmp_path / "m.onnx", "--budget", "3", "--kernels", "off", "--json"))
@@ -220,6 +221,7 @@ def test_a_model_that_cannot_be_checked_has_no_operators_measured(
     assert "operators" not in found.spending.purposes
 
 
+@pytest.mark.sampled(3)
 def test_of_a_folder_each_model_has_its_table(tmp_path: Path, layer: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()

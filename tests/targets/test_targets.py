@@ -297,7 +297,7 @@ def test_openvino_says_what_it_refuses() -> None:
         Session(serialize(relu(4)), OPENVINO).run({"x": np.ones(3, np.float32)})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @needs_openvino
 def test_openvino_from_end_to_end(layer: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(layer), "--target", "openvino", "--json"]

@@ -100,7 +100,7 @@ class ElementwiseFunction:
 
 
 @lru_cache(maxsize=1024)
-def writes_function(body: Graph) -> bool:
+def has_cpp(body: Graph) -> bool:
     """Whether there is C++ for a function of numbers."""
     shape = (2,)
     try:

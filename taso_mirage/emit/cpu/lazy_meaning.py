@@ -294,6 +294,8 @@ class LazyMeaning(Meaning[LoopValue]):
         nodes = [variable(f"x{i}", Tensor(x.dtype, x.shape)) for i, x in enumerate(args)]
         meaning = IndexMapMeaning()
         found, sources = move(meaning, *map(meaning.leaf, nodes)), dict(zip(nodes, args, strict=True))
+        if found.rows:  # no variable of the kernel has them
+            return Mapped(found.dtype, found.shape, found, args=tuple([sources[node] for node in found.sources]))
         return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
 
     def __getattribute__(self, name: str) -> Any:

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.emit.cpp import generate_cpp
+from taso_mirage.emit.cpu.prepared import header
 from taso_mirage.ir.dims import evaluate, fixed, learn
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
@@ -53,8 +53,7 @@ def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE
 def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[Any, Any]:
     """The function that runs blocks on a pool, and the pool. There is one pool for all kernels, as
     the spinning workers of several would disturb each other; it has one caller at a time."""
-    source = files("taso_mirage.emit.cpu").joinpath("pool.cpp").read_text()
-    library = ctypes.CDLL(str(build(source, folder, (*flags, "-pthread"))))
+    library = ctypes.CDLL(str(build(header("pool.cpp"), folder, (*flags, "-pthread"))))
     library.pool_new.restype = ctypes.c_void_p
     made = ctypes.c_void_p(library.pool_new(ctypes.c_size_t(threads)))
     return ctypes.cast(library.pool_run, ctypes.c_void_p), made

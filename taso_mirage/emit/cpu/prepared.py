@@ -92,6 +92,12 @@ def template_instance(node: Node) -> TemplateInstance:
     return cpu_programs()[node.op].instance(node)
 
 
+def body_of(node: Node, name: str = "body") -> Graph | None:
+    """An elementwise function of a term; the operator of a plug-in may have none."""
+    found = next((value for key, value in node.attrs if key == name), None)
+    return found if isinstance(found, Graph) else None
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedTerm:
     """A term with prepared weights and the C++ class `name` that computes it.
@@ -146,14 +152,14 @@ class PreparedTerm:
     @property
     def epilogue(self) -> ElementwiseFunction | None:
         """The function that changes the results of a block."""
-        body = self.node.attr("body")
+        body = body_of(self.node)
         return None if body is None else self._function(body, self.node, RESULT, RESULT, 0)
 
     @property
     def prologue(self) -> ElementwiseFunction | None:
         """The function that computes the data; the data of the term is the last tensor of a
         block."""
-        body, epilogue = self.node.attr("prologue"), self.node.attr("body")
+        body, epilogue = body_of(self.node, "prologue"), body_of(self.node)
         count = 0 if epilogue is None else len(epilogue.inputs) - 1
         return None if body is None else self._function(body, self.node.args[0], 0, OTHERS + len(self.others), count)
 
@@ -197,13 +203,19 @@ def headers(graphs: Iterable[Graph]) -> list[str]:
     nodes = (node for graph in graphs for node in graph if prepares(node))
     found = dict.fromkeys(header for node in nodes for header in _headers(node))
     names: list[str | Path] = ["lanes.h", *found] if found else []
-    folder = files("taso_mirage.emit.cpu")
-    return [name.read_text() if isinstance(name, Path) else folder.joinpath(name).read_text() for name in names]
+    return [name.read_text() if isinstance(name, Path) else header(name) for name in names]
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a file beside this one: `vector.h` is in every generated source, `free.h` in
+    those with sizes of a run, `index_maps.h` in those that read elements by index maps."""
+    return files("taso_mirage.emit.cpu").joinpath(name).read_text()
 
 
 def _headers(node: Node) -> tuple[str | Path, ...]:
     """The headers of a term."""
-    return *template_instance(node).headers, *(("followed.h",) if node.attr("body") is not None else ())
+    return *template_instance(node).headers, *(("followed.h",) if body_of(node) is not None else ())
 
 
 # ---------------------------------------------------------------- calls
@@ -262,7 +274,7 @@ class PreparedCalls:
             each if each == v.nullptr else v["const_cast<void*>"](static_cast("const void*", each)) for each in read
         ]
         count, bytes, _ = made.kind.first
-        key = x, made.kind.first, made.node.attr("prologue"), *made.others
+        key = x, made.kind.first, body_of(made.node, "prologue"), *made.others
         fresh = bool(bytes) and key not in digits
         if fresh:
             digits[key] = self.places.room(dim_product((count, bytes)))

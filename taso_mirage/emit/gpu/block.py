@@ -1,12 +1,17 @@
 """One `kernel` term as a Triton function: loads by imap and fmap, the terms of the body,
-accumulators, stores by omap."""
+accumulators, stores by omap.
+
+The thread level: a kernel in a body that is a chain of elementwise terms is the chain (Mirage,
+OSDI'25, section 4.3: fused by rule).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from taso_mirage.emit.gpu.accumulators import Accumulators
 from taso_mirage.emit.gpu.axes import TileAxes
@@ -14,8 +19,7 @@ from taso_mirage.emit.gpu.block_products import block_product, held, warps
 from taso_mirage.emit.gpu.block_term import BlockTerm
 from taso_mirage.emit.gpu.clusters import combined
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
-from taso_mirage.emit.gpu.explained import said_of
-from taso_mirage.emit.gpu.forms import reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.moved_tensors import OperandTensor, buffers_of
 from taso_mirage.emit.gpu.names import fixed_ids
@@ -31,13 +35,13 @@ from taso_mirage.emit.gpu.program import (
     guessed,
     not_specialized,
 )
-from taso_mirage.emit.gpu.threads import chain
 from taso_mirage.emit.gpu.tile_memory import TileMemory
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
 from taso_mirage.emit.statements import TRITON, Parameter, ProgramFunction, loop, tl
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, parts_in, usual_size
-from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, numpy_dtype
+from taso_mirage.meanings.typed import Typed
 from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
@@ -47,12 +51,17 @@ AGAIN = {"eviction_policy": '"evict_last"'}
 the tile is swizzled for the dot, and every other read has bank conflicts (19.9-fold, measured on an
 H100). Different policies keep the compiler from joining the two loads."""
 
+WHERE = {
+    LoopPhase.INVARIANT: "before the loop",
+    LoopPhase.LOOP: "in the loop",
+    LoopPhase.AFTER: "after the loop",
+}
 
-class TritonBlock:
+
+class TritonBlock(LaunchedFunction):
     """The state of one kernel's function during its generation."""
 
-    specialized = False
-    helpers = ()
+    body: Graph
 
     def __init__(
         self,
@@ -200,7 +209,50 @@ class TritonBlock:
 
     def explained(self) -> list[str]:
         """The reasons for the form of the function."""
-        results = [each.buffer for each in self.memory.results]
-        loads = self.memory.in_flight if self.term.looped else None
-        said = said_of(self.orders, loads, self.memory.before, results)
-        return [*said, *self.tiles.notes, *self.accumulators.notes]
+        return [*self._said(), *self.tiles.notes, *self.accumulators.notes]
+
+    def _said(self) -> Iterator[str]:
+        """Sentences on the orders of the operators, on the bytes that an iteration loads, on the
+        tiles that are loaded before the preceding kernel ends, and on the layouts of the
+        results."""
+        memory, looped = self.memory, self.term.looped
+        for stage, where in WHERE.items():
+            order = self.orders[stage]
+            if names := [n.op for n in order.terms if n.args]:
+                how = "the least of all orders" if order.exact else "as found"
+                place = where if looped else "in one pass"
+                yield f"{place}: {', '.join(names)}; at most {order.live} elements live ({how})."
+        if looped:
+            yield f"loads: {memory.in_flight} bytes an iteration, STAGES in flight; all else is in registers."
+        if before := ", ".join(sorted(memory.before)):
+            yield f"{before}: of weights, loaded before the kernel before ends: it must not write them."
+        for each in (result.buffer for result in memory.results):
+            if each.order != tuple(range(len(each.shape))):
+                yield f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors."
+
+
+class _Elementwise(Typed[bool]):
+    """Whether an element of a result depends only on the same element of each operand, according to
+    the definitions."""
+
+    def note(self, primitive: str, fn: Any, notes: Sequence[bool], operands: Sequence[Tensor], result: Tensor) -> bool:
+        if primitive == "constant":
+            return result.shape in ((), (1,))  # each thread would have a part of a larger constant
+        return primitive in ("map", "cast") and all(notes)
+
+
+def chain(node: Node) -> Graph | None:
+    """The body of a kernel if it may run on whole tiles: it is elementwise, without a loop, has one
+    result, and operands that are cut like the result."""
+    body, grid = node.attr("body"), node.attr("grid")
+    cuts = {_from_the_right(axes, x) for axes, x in zip(node.attr("imap"), body.inputs, strict=True)}
+    cuts |= {_from_the_right(axes, x) for axes, x in zip(node.attr("omap"), body.outputs, strict=True)}
+    if node.attr("loop") != 1 or len(body.outputs) != 1 or (len(cuts) > 1 and any(n > 1 for n in grid)):
+        return None
+    values = interpret(body.outputs, _Elementwise(), {x: (x.tensor, True) for x in body.inputs})
+    return body if all(noted for _, noted in values.values()) else None
+
+
+def _from_the_right(axes: tuple[int, ...], x: Node) -> tuple[int, ...]:
+    """The dims that a grid cuts, numbered from the last one as in broadcasting."""
+    return tuple(axis - x.tensor.rank if axis >= 0 else 0 for axis in axes)

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.axes import power_of_two
+from taso_mirage.emit.gpu.convolved_axes import first_seen, seen_pixels
 from taso_mirage.emit.gpu.dependent_launch import EARLY, WAITING
 from taso_mirage.emit.gpu.epilogue import Epilogue
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
-from taso_mirage.emit.gpu.pixels import first_seen, seen_pixels
 from taso_mirage.emit.gpu.program import (
     BF16_PARTS,
     PRECISIONS,
@@ -32,7 +32,7 @@ from taso_mirage.emit.statements import Expression, Parameter, Statement, add, e
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
-from taso_mirage.ir.terms import ABSENT, Node, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, numpy_dtype
 
 DOT = 16
 """The least rows, columns and depth of a product on tensor cores."""
@@ -131,7 +131,10 @@ class ConvolutionBlock(FormFunction):
     def _name_operands(self, names: list[str]) -> None:
         super()._name_operands(names)
         own = names[len(names) - 1 - len(self.node.args[4:]) : -1]
-        self.epilogue = Epilogue(self.node, own, channels_last=True, first=4, images=True)
+        body: Graph | None = self.node.attr("body")
+        count = 0 if body is None else len(body.inputs) - 1
+        self.epilogue = Epilogue(self.node, own[:count], channels_last=True, first=4, images=True)
+        self.prologue = Epilogue(self.node, own[count:], True, 4 + count, True, "prologue")
 
     def _loaded(self) -> int:
         """The number of elements that a block loads from the second cache: rows shifted along an
@@ -194,7 +197,9 @@ class ConvolutionBlock(FormFunction):
         source = v.channel if each == 1 else group(v.channel // each)
         yield from self._seen(v.t, v.j)
         place = x + v.at[:, None] + source[None, :]
-        yield let("x_tile", tl.load(place, v.seen[:, None], *(each[None, :] for each in inside)))
+        masks = [v.seen[:, None], *(each[None, :] for each in inside)]
+        yield let("x_tile", tl.load(place, *masks))
+        yield from self._prologue(source, v.at[:, None] + source[None, :], masks, self.columns)
         yield let("w_tile", tl.load(w + (v.t * self.kernel[1] + v.j) * self.outputs + v.channel, *inside))
         yield add("acc", v.x_tile.to(tl.float32) * v.w_tile.to(tl.float32)[None, :])
 
@@ -222,6 +227,9 @@ class ConvolutionBlock(FormFunction):
         inside = [v.depth < self.deep] if self.deep % self.depth else []
         masks = [v.seen if self.flat else v.seen[:, None], *(each[None, :] for each in inside)]
         yield let("x_tile", tl.load(x + group(at)[:, None] + v.depth[None, :], *masks))
+        first = 0 if parts == 1 else v.part // (self.across // parts) * self.deep
+        channel = v.depth % self._image[2] if self.flat else first + v.depth
+        yield from self._prologue(channel, group(at)[:, None] + v.depth[None, :], masks, self.depth)
         masks = [(v.column < self.width)[None, :]] if self.width % self.columns else []
         masks += [each[:, None] for each in inside]
         inner = tap * (self.deep if self.flat else self.inputs) + v.depth
@@ -247,6 +255,25 @@ class ConvolutionBlock(FormFunction):
             yield let("acc", tl.maximum(v.acc, 0.0))
         yield from self._epilogue(inside)
         yield tl.store(v[self.names[-1]] + v.place, v.acc, v.kept)
+
+    def _prologue(
+        self, channel: Expression, place: Expression, masks: list[Expression], wide: int
+    ) -> Iterator[Statement]:
+        """The function of a tile of the data, at these channels and places. The zeros around the
+        image stay zero."""
+        if self.prologue.body is None:
+            return
+        kept = every(masks)
+        for name in self.prologue.names:
+            at, own = place, [kept]
+            if name in self.prologue.of_images:
+                at = (v.image * self._image[2])[:, None] + group(channel)[None, :]
+            elif name in self.prologue.of_channels:
+                at, own = channel, [channel < self._image[2]]
+            yield let(f"{name}_tile", tl.load(v[name] + at, *own))
+        yield let("x_tile", v.x_tile.to(tl.float32))
+        yield from self.prologue.statements("x_tile", (self.pixels, wide), self.taken)
+        yield let("x_tile", tl.where(kept, v.x_tile, 0.0).to(tl[self.buffers[0].dtype]))
 
     def _epilogue(self, inside: list[Expression]) -> Iterator[Statement]:
         """The function of the results and its other operands."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """The function `body` of a tile of results, by the names of its other operands, which are the
-    arguments of the term from number `first` on.
+    arguments of the term from number `first` on; or the `prologue` of a tile of data.
 
     A tile has channels by positions of one image, or with `channels_last` positions by channels,
     which are of several images if `images`.
@@ -35,11 +35,23 @@ class Epilogue:
     channels_last: bool = False
     first: int = 2
     images: bool = False
+    attribute: str = "body"
+
+    @property
+    def body(self) -> Graph | None:
+        """The function of numbers; None if there is none."""
+        found: Graph | None = self.node.attr(self.attribute)
+        return found
+
+    @property
+    def like(self) -> Node:
+        """The tensor of which it has a tile: the result, or the data."""
+        return self.node if self.attribute == "body" else self.node.args[0]
 
     @property
     def of_results(self) -> list[str]:
         """The operands with one element for each result."""
-        return [name for name, x in self._operands if x.shape == self.node.shape]
+        return [name for name, x in self._operands if x.shape == self.like.shape]
 
     @property
     def of_channels(self) -> list[str]:
@@ -50,12 +62,12 @@ class Epilogue:
     @property
     def of_images(self) -> list[str]:
         """The operands with one element for each channel of an image."""
-        rows = ((name, x.shape) for name, x in self._operands if x.shape != self.node.shape)
-        return [name for name, shape in rows if len(shape) == len(self.node.shape) and shape[0] != 1]
+        rows = ((name, x.shape) for name, x in self._operands if x.shape != self.like.shape)
+        return [name for name, shape in rows if len(shape) == len(self.like.shape) and shape[0] != 1]
 
     @property
     def _operands(self) -> list[tuple[str, Node]]:
-        return list(zip(self.names, self.node.args[self.first :], strict=True))
+        return list(zip(self.names, self.node.args[self.first :], strict=False))
 
     def channel(self, name: str, image: Expression, channel: Expression) -> Expression:
         """The place of the number of a channel in an operand."""
@@ -63,7 +75,7 @@ class Epilogue:
 
     @property
     def _channels(self) -> Dim:
-        return self.node.shape[-1 if self.images else 1]
+        return self.like.shape[-1 if self.images else 1]
 
     def statements(self, result: str, tile: tuple[int, int], taken: Collection[str] | None) -> Iterator[Statement]:
         """The statements that compute `result` from itself and from `NAME_tile` of each operand, a
@@ -72,7 +84,7 @@ class Epilogue:
         None of them defines a name of `taken`. Without `taken` there are no statements: the
         function is then written for its own names only.
         """
-        body: Graph | None = self.node.attr("body")
+        body = self.body
         if taken is None or body is None:
             return
         lines = Lines(frozenset({*taken, result, *self.names, *(f"{name}_tile" for name in self.names)}), False)
@@ -105,7 +117,7 @@ class Epilogue:
 
 
 @lru_cache(maxsize=1024)
-def writes_function(body: Graph) -> bool:
+def has_triton(body: Graph) -> bool:
     """Whether Triton has a function of numbers."""
     axes = TileAxes()
     tiles = Tiles(axes, Lines(frozenset(), False), tile_product)

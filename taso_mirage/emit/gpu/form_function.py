@@ -6,13 +6,13 @@ function's own; in the second one the operands have other names.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from taso_mirage.emit.gpu.epilogue import Epilogue
-from taso_mirage.emit.gpu.forms import Buffers, Operands, own_names, reserved_names
+from taso_mirage.emit.gpu.forms import Buffers, LaunchedFunction, Operands, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.moved_tensors import MovedTensor
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed, not_specialized
@@ -27,15 +27,11 @@ TENSOR_CORES = 16
 thread in single precision."""
 
 
-class FormFunction(ABC):
+class FormFunction(LaunchedFunction):
     """The function of one term, with a name in Triton for each buffer, `names`.
 
     `free`: the sizes that a run gives. Raises Unsupported as `_read_sizes` does.
     """
-
-    body: Sequence[Node] = ()
-    specialized = False
-    helpers: Sequence[str] = ()
 
     def __init__(self, node: Node, name: str, reads: Operands, writes: Buffers, sizes: Sequence[str] = ()) -> None:
         self.node, self.name = node, name
@@ -57,18 +53,6 @@ class FormFunction(ABC):
 
     def _name_operands(self, names: list[str]) -> None:
         self.names = names
-
-    @abstractmethod
-    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
-        """The launch of the function, with this schedule or a first one."""
-
-    @abstractmethod
-    def source(self) -> str:
-        """The text of the function."""
-
-    @abstractmethod
-    def explained(self) -> list[str]:
-        """Sentences that give the reasons for the form of the function."""
 
     def _text(self, parameters: Iterable[str | Parameter], body: Iterable[Statement]) -> str:
         """The function with this body, and these parameters after the operands and the sizes."""

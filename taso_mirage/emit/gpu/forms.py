@@ -4,10 +4,11 @@ each form that is found."""
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from taso_mirage.emit.discovery import discovered
 from taso_mirage.emit.gpu.moved_tensors import OperandTensor
@@ -15,27 +16,28 @@ from taso_mirage.emit.gpu.program import WORDS, LaunchSchedule, TritonBuffer, Tr
 from taso_mirage.ir.terms import Node
 
 
-class LaunchedFunction(Protocol):
-    """A term as one function of a generated module."""
+class LaunchedFunction(ABC):
+    """A term as one function of a generated module.
 
-    specialized: bool
-    """Whether groups of its warps run without waiting for each other, in Gluon."""
+    `specialized`: whether groups of its warps run without waiting for each other, in Gluon.
+    `helpers`: texts that its module contains once. `body`: the terms that the function computes one
+    by one.
+    """
 
-    @property
-    def helpers(self) -> Sequence[str]:
-        """Texts that its module contains once."""
+    specialized: bool = False
+    helpers: Sequence[str] = ()
+    body: Iterable[Node] = ()
 
-    @property
-    def body(self) -> Iterable[Node]:
-        """The terms that the function computes one by one."""
-
+    @abstractmethod
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         """The launch of the function, with this schedule or a first one."""
 
+    @abstractmethod
     def source(self) -> str:
         """The text of the function."""
 
-    def explained(self) -> Iterable[str]:
+    @abstractmethod
+    def explained(self) -> list[str]:
         """Sentences that give the reasons for the form of the function."""
 
 

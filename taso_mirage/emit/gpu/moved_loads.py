@@ -118,7 +118,7 @@ class MovedLoad:
         given = v[lines.let(stage, name, read)]
         count = expression(wide_size(self.tiles, row.count))
         counted = tl.where(given < 0, given + count, given)
-        clamped = tl.minimum(tl.maximum(counted, 0), count - 1)
+        clamped = tl.minimum(tl.maximum(counted, 0), row.count - 1 if isinstance(row.count, int) else count - 1)
         return lines.let(stage, f"{name}_clamped", clamped), present
 
     def _constant(self, piece: IndexPiece, last: bool, present: Sequence[int]) -> Expression:
@@ -146,7 +146,18 @@ class MovedLoad:
         return self.stage if inside.intersection(mentioned(value)) else LoopPhase.INVARIANT
 
     def _conditions(self, conditions: Conditions, present: Sequence[int]) -> list[Expression]:
-        return [self._value(e, present) >= 0 for e in conditions]
+        return [self._holds(e, present) for e in conditions]
+
+    def _holds(self, e: Dim, present: Sequence[int]) -> Expression:
+        """e >= 0 as a comparison of positions with a number, from which the compiler knows how many
+        neighbouring lanes have one mask."""
+        terms = e.terms if isinstance(e, Symbolic) else ()
+        less = summed_terms([(m, -c) for m, c in terms if m and c < 0])
+        rest = e + less
+        if less == 0 or self._axes([rest]):
+            left, right = summed_terms([(m, c) for m, c in terms if m and c > 0]), e
+            return self._value(left, present) >= self._value(left - right, present)
+        return self._value(less, present) < self._value(rest + 1, present)
 
     def _axes(self, indices: Iterable[Dim]) -> list[int]:
         """The axes along which some indices differ, in the order of the operand's dims."""
@@ -224,7 +235,7 @@ class MovedLoad:
             return self._quotient(atom, present)
         if atom in self.rows:
             code, axes = self.rows[atom]
-            return marked(code, [a in axes for a in present])
+            return marked(code, [a in axes for a in present]) if axes else v[code]
         if atom not in self.dims:
             return expression(wide_size(self.tiles, symbol(atom)))
         starts, lanes = self._position(self.dims[atom], present)

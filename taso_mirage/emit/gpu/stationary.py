@@ -15,14 +15,14 @@ warp's are loaded there, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.epilogue import Epilogue
-from taso_mirage.emit.gpu.forms import own_names, reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, own_names, reserved_names
 from taso_mirage.emit.gpu.program import TF32_ROUNDED, LaunchSchedule, Traffic, TritonLaunch, not_specialized
 from taso_mirage.emit.gpu.shifted import ShiftedBlock
 from taso_mirage.emit.gpu.stationary_sizes import COPIED, ROWS, WARP, WIDTHS, stationary_sizes
@@ -49,7 +49,6 @@ from taso_mirage.emit.statements import (
 )
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import usual_size
-from taso_mirage.ir.terms import Node
 
 SLOW, MANY = re.compile(r"gl\.(?:exp|log|where|erf|sin|cos|sqrt)|/"), 5
 """Functions that take registers beside an element and its result; MANY of them need one more."""
@@ -61,10 +60,9 @@ Bases: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
 """A layout: where the bits of registers, lanes and warps lead."""
 
 
-class StationaryBlock:
+class StationaryBlock(LaunchedFunction):
     """The functions of one convolution. Raises Unsupported as `stationary_sizes` does."""
 
-    body: Sequence[Node] = ()
     specialized = True
     helpers = (ROUNDED_TILES,)
 

@@ -17,7 +17,7 @@ from taso_mirage.emit.gpu.axes import TileAxes
 from taso_mirage.emit.gpu.block import TritonBlock
 from taso_mirage.emit.gpu.dependent_launch import WAITING
 from taso_mirage.emit.gpu.form_function import flags
-from taso_mirage.emit.gpu.forms import own_names, reserved_names
+from taso_mirage.emit.gpu.forms import LaunchedFunction, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.offsets import TileCut
 from taso_mirage.emit.gpu.products import tile_product
@@ -28,7 +28,7 @@ from taso_mirage.emit.quotes import quoted
 from taso_mirage.emit.statements import GLUON, Expression, ProgramFunction, Return, Statement, expression, sum_of, tl, v
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.operators.interpret import interpret
 
 GROUPS, ROWS = 2, 64
@@ -43,12 +43,13 @@ MEMORY = "k v scales q_full k_full v_full s_full k_free v_free".split()
 """The names of the memory that groups share: tiles, divisors of keys, and barriers."""
 
 
-class WarpSpecializedBlock:
+class WarpSpecializedBlock(LaunchedFunction):
     """The functions of one kernel whose warps have roles: the terms are as `TritonBlock` read
     them."""
 
     specialized = True
     helpers = (HELPERS,)
+    body: Graph
 
     def __init__(self, block: TritonBlock) -> None:
         self.block, self.term, self.body, term = block, block.term, block.body, block.term

@@ -1,5 +1,5 @@
-"""Epilogues: the elementwise operators of a model behind the result of a form's operator, and the
-scalar function that they compute."""
+"""Epilogues and prologues: the elementwise operators of a model behind the result of a form's
+operator, or before its data, and the scalar functions that they compute."""
 
 from __future__ import annotations
 
@@ -53,6 +53,66 @@ def following(
     while len(members) > 1 and not _is_closed(members, users, wanted):
         members.pop()
     return members
+
+
+def around(
+    node: Node,
+    users: Users,
+    wanted: IsWanted,
+    reads: IsRead,
+    writes: IsWritten,
+    is_first: Callable[[Node], bool],
+    position: Mapping[Node, int] | None = None,
+) -> list[Node]:
+    """A term with the elementwise operators before its data and behind its result. What is the
+    epilogue of another term of which `is_first` is true stays there."""
+    before = _preceding(node, users, wanted, reads, writes)
+    others = {each for member in before for each in _sources(member) if is_first(each)}
+    taken = {m for each in others for m in following(each, users, wanted, reads, writes, position)}
+    return [
+        *([] if taken.intersection(before) else before),
+        *following(node, users, wanted, reads, writes, position),
+    ]
+
+
+def _preceding(node: Node, users: Users, wanted: IsWanted, reads: IsRead, writes: IsWritten) -> list[Node]:
+    """The elementwise operators before the data of a term, which nothing else reads, operands
+    first; none if they have no operand of the type of the data."""
+    data, members = node.args[0], list[Node]()
+
+    def joins(each: Node) -> bool:
+        alone = not wanted(each) and all(u is node or u in members for u in users(each))
+        if not alone or not each.args or each in members or not _joins(each, (data,), lambda *_: True):
+            return False
+        return (function := _alone(each)) is not None and writes(function)
+
+    while len(members) < MEMBERS:
+        waiting = [data, *(a for m in members for a in m.args)]
+        if (each := next(filter(joins, waiting), None)) is None:
+            break
+        members.append(each)
+    others = _operands(members)
+    read = all(a.type == data.type or reads(a, data) for a in others) and len(others) <= OTHERS
+    if not read or not any(a.type == data.type for a in others):
+        return []
+    return [each for each in topological([data], stop=set(others)) if each in members]
+
+
+def _sources(node: Node) -> list[Node]:
+    """The terms of which a term is an elementwise function."""
+    found, waiting = list[Node](), [node]
+    for each in waiting:
+        if elementwise(each.op) and each.args and len(waiting) < MEMBERS:
+            waiting += [a for a in each.args if a not in waiting]
+        else:
+            found.append(each)
+    return found
+
+
+def _operands(members: Sequence[Node]) -> list[Node]:
+    """The tensors that some terms read and do not compute."""
+    inside = set(members)
+    return list(dict.fromkeys(a for m in members for a in m.args if a not in inside and not is_number(a)))
 
 
 def _joins(node: Node, members: Sequence[Node], reads: IsRead) -> bool:
@@ -127,28 +187,40 @@ class ScalarFunction:
         return retyped(self.body.outputs, leaves)[0]
 
 
-def read_function(whole: Node, is_first: Callable[[Node], bool]) -> tuple[Node, ScalarFunction] | None:
-    """The only term in a graph of which this is true, and the function of its result that the graph
-    is; None for other graphs."""
+def read_functions(
+    whole: Node, is_first: Callable[[Node], bool]
+) -> tuple[Node, ScalarFunction | None, tuple[Node, ScalarFunction | None]] | None:
+    """The only term in a graph of which this is true, the function of its result that the graph is,
+    and the tensor of which a function is the data of the term; None for other graphs."""
     order = topological([whole])
     first = [node for node in order if is_first(node)]
-    if len(first) != 1 or first[0] is whole:
+    if len(first) != 1:
         return None
-    members = first[:]
+    members, before = first[:], topological([first[0].args[0]])
     for node in order:
         if node not in members and any(a in members for a in node.args):
             members.append(node)
-    if not all(elementwise(node.op) for node in members[1:]):
+    inner = [node for node in before if any(a is not ABSENT for a in node.args)]
+    if not all(elementwise(node.op) for node in (*members[1:], *inner)):
         return None
-    made = scalar_function(members)
-    return first[0], made
+    after = None if len(members) == 1 else scalar_function(members)
+    if inner and not any(a.type == first[0].args[0].type for a in _operands(inner)):
+        return None
+    return first[0], after, data_function(first[0], inner)
+
+
+def data_function(node: Node, before: Sequence[Node]) -> tuple[Node, ScalarFunction | None]:
+    """The tensor of which some terms, the last of which is the data of a term, are a function, and
+    the function; the data itself without terms."""
+    if not before:
+        return node.args[0], None
+    data = next(a for a in _operands(before) if a.type == node.args[0].type)
+    return data, scalar_function([data, *before])
 
 
 def scalar_function(members: Sequence[Node]) -> ScalarFunction:
     """The function that some terms are, the last of which is its value."""
-    inside = set(members)
-    read = (a for m in members[1:] for a in m.args if a not in inside and not is_number(a))
-    others = tuple(dict.fromkeys(read))
+    others = tuple([a for a in _operands(members[1:]) if a is not members[0]])
     leaf = variable("y", Tensor(members[0].dtype, (1,)))
     leaves = {a: variable(f"v{i}", Tensor(a.dtype, (1,))) for i, a in enumerate(others)}
     return ScalarFunction(others, Graph((leaf, *leaves.values()), retyped(members[-1:], {members[0]: leaf, **leaves})))

@@ -4,12 +4,13 @@ zeros in place of groups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir.terms import ABSENT, Node, constant
+from taso_mirage.ir.terms import ABSENT, Graph, Node, constant
 from taso_mirage.operators.interpret import retyped
 from taso_mirage.operators.ops import term
 
@@ -27,13 +28,19 @@ def channels_first(node: Node) -> Node:
     attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")} | {
         "group": node.attr("group") // merged
     }
-    made = term("conv", term("transpose", x, perm=FIRST), dense_weights(w, node.attr("group"), merged), b, **attrs)
+    first = [of_channels(a) if len(a.shape) == 1 else term("transpose", a, perm=FIRST) for a in others]
+    body, prologue = node.attr("body"), node.attr("prologue")
+    count = 0 if body is None else len(body.inputs) - 1
+    image = _function(prologue, term("transpose", x, perm=FIRST), first[count:])
+    made = term("conv", image, dense_weights(w, node.attr("group"), merged), b, **attrs)
     made = made if z is ABSENT else term("add", made, term("transpose", z, perm=FIRST))
     made = term("relu", made) if node.attr("relu") else made
-    if (body := node.attr("body")) is not None:
-        first = [of_channels(a) if len(a.shape) == 1 else term("transpose", a, perm=FIRST) for a in others]
-        (made,) = retyped(body.outputs, dict(zip(body.inputs, (made, *first), strict=True)))
-    return term("transpose", made, perm=LAST)
+    return term("transpose", _function(body, made, first[:count]), perm=LAST)
+
+
+def _function(body: Graph | None, of: Node, others: Sequence[Node]) -> Node:
+    """A function of a tensor and others; without a function, the tensor."""
+    return of if body is None else retyped(body.outputs, dict(zip(body.inputs, (of, *others), strict=True)))[0]
 
 
 def of_channels(numbers: Node) -> Node:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.emit import triton
-from taso_mirage.emit.gpu.epilogue import writes_function
+from taso_mirage.emit.gpu.epilogue import has_triton
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.conversion import Conversion, known_bias, stored_array
 from taso_mirage.forms.base.epilogues import following, of_results_or_channels, scalar_function
@@ -62,7 +62,7 @@ class FusedKind:
         """A convolution that one term may compute, with its epilogue; empty for other terms."""
         if self.names(node) is None:
             return []
-        return following(node, users, wanted, of_results_or_channels, writes_function, position)
+        return following(node, users, wanted, of_results_or_channels, has_triton, position)
 
     def term(self, op: str, members: Sequence[Node], model: Conversion) -> Node | None:
         """A convolution with its epilogue as one term of this operator; None if it has no form."""

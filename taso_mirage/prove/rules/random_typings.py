@@ -11,7 +11,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, fixed, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, integer_limits, is_float, numpy_dtype, variable, weight
-from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
+from taso_mirage.operators.expressions import Expr, asked_number, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import traits
 from taso_mirage.prove.rules.attributes import draw_attributes
 from taso_mirage.rewriting.derived_traits import multiplies
@@ -109,7 +109,9 @@ class RandomTypings:
 
     def _leaf(self, name: str, type: Tensor, rng: Random) -> Node:
         if asks_for_number(self.guard, name):
-            return constant(np.full(type.shape or (), _number(type.dtype, rng)).astype(numpy_dtype(type.dtype)))
+            asked = asked_number(self.guard, name)
+            number = _number(type.dtype, rng) if asked is None else asked
+            return constant(np.full(type.shape or (), number).astype(numpy_dtype(type.dtype)))
         return weight(name, type) if asks_for_weight(self.guard, name) else variable(name, type)
 
 

@@ -1,5 +1,5 @@
-"""A custom node's attributes as a plugin's kernel: the plan in text (its format is in
-runtime/cpp/plan.h) and the images."""
+"""The kernel of one plugin, read from a custom node's attributes: the plan in text (its format is
+in runtime/cpp/plan.h), the images, and the tensors of both at the model's sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import operator
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from math import prod
 
 from taso_mirage.emit.compile import TensorMap
@@ -16,7 +19,59 @@ from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.plan import KernelImage
 from taso_mirage.runtime.register import PLAN_FORMAT
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
+
+TYPES = {"float32": "FP32", "float16": "FP16"}
+"""The dtypes that a plugin takes and gives, as TensorRT's Python interface names them."""
+MOST_DIMS = 8
+"""The largest number of dims of a TensorRT tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLaunch:
+    """One kernel on the GPU.
+
+    `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch
+    memory. `cluster`: the number of blocks along the first dim of the grid that run as one.
+    """
+
+    grid: tuple[int, int, int]
+    arguments: tuple[str, ...]
+    images: tuple[KernelImage, ...]
+    cluster: int = 1
+
+
+@dataclass(frozen=True)
+class PluginKernel:
+    """One plugin: dense tensors of fixed sizes in row order, and launches in order.
+
+    `plan` and `images` (in base64) are the node's.
+
+    Raises Unsupported where TensorRT's interface cannot take it.
+    """
+
+    plan: str
+    images: tuple[str, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    launches: tuple[PluginLaunch, ...]
+
+    def __post_init__(self) -> None:
+        for role, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for i, tensor in enumerate(tensors):
+                _refuse(f"{role} {i}", tensor)
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits that identify a kernel and the sizes at which it is used."""
+        return blake2b(repr((self.plan, self.images, self.inputs)).encode(), digest_size=8).hexdigest()
+
+
+def _refuse(what: str, tensor: Tensor) -> None:
+    if tensor.dtype not in TYPES:
+        raise Unsupported(f"{what} is {tensor.dtype}; a TensorRT plugin takes and gives {' and '.join(TYPES)}")
+    if len(tensor.shape or ()) > MOST_DIMS:
+        raise Unsupported(f"{what} has {len(tensor.shape or ())} dims; a TensorRT tensor has {MOST_DIMS} at most")
+
 
 HEAD = f"taso_mirage {PLAN_FORMAT} cuda"
 PLAN = "plan"

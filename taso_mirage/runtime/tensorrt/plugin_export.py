@@ -23,7 +23,7 @@ from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.files import data_files
 from taso_mirage.onnx_io.outputs import check_folder, check_outputs
 from taso_mirage.runtime.tensorrt import python_plugin
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import PluginKernel
 from taso_mirage.runtime.tensorrt.plugin_model import models, write_model
 from taso_mirage.runtime.tensorrt.plugin_readme import readme
 from taso_mirage.runtime.tensorrt.plugin_source import sources

@@ -15,8 +15,7 @@ from onnx import external_data_helper
 
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.onnx_io.files import EXTERNAL_ABOVE, save_proto
-from taso_mirage.runtime.tensorrt.plugin_attributes import kernel
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import PluginKernel, kernel
 from taso_mirage.runtime.tensorrt.plugin_source import NAMESPACE
 
 _Shapes = Mapping[str, Sequence[int]]

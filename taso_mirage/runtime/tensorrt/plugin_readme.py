@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.runtime.tensorrt.plugin_kernel import PluginKernel, PluginLaunch
+from taso_mirage.runtime.tensorrt.plugin_attributes import PluginKernel, PluginLaunch
 from taso_mirage.runtime.tensorrt.plugin_model import Models
 
 OLDEST_PARSER = 17

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.embed import DOMAIN
-from taso_mirage.runtime.tensorrt.plugin_kernel import MOST_DIMS, PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import MOST_DIMS, PluginKernel
 
 NATIVE = Path(__file__).parent / "native"
 RUNTIME = Path(__file__).parent.parent / "cpp"

@@ -14,7 +14,7 @@ from textwrap import indent
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.plan import KernelImage
-from taso_mirage.runtime.tensorrt.plugin_kernel import TYPES, PluginKernel
+from taso_mirage.runtime.tensorrt.plugin_attributes import TYPES, PluginKernel
 from taso_mirage.runtime.tensorrt.plugin_source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024

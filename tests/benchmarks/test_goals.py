@@ -1,0 +1,126 @@
+"""Goals that measure how general the search is: the same by a seed, well typed, and each step says
+what is true."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scripts import script
+
+from taso_mirage.ir.terms import Graph, is_float
+from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.operators.interpret import retyped
+from taso_mirage.rewriting.text import parse_graph, show_graph
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return script("goals")
+
+
+@pytest.fixture(scope="module")
+def checks(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("goal_checks")
+
+
+def step(checks: ModuleType, name: str, goal: Graph, **job: Any) -> dict[str, Any]:
+    found: dict[str, Any] = checks.step({"step": name, "goal": to_json(goal), "budget": 20, **job})
+    return found
+
+
+def test_a_seed_determines_the_goals(bench: ModuleType) -> None:
+    first, again = ([(g.name, g.graph) for g in bench.goals(COUNT, 3)] for _ in range(2))
+    assert first == again
+    others = [(g.name, g.graph) for g in bench.goals(COUNT, 4)]
+    forms = len(bench.FORMS)
+    assert first[:forms] == others[:forms]
+    assert len({graph for _, graph in (*first[forms:], *others[forms:])}) > 1.5 * COUNT
+    assert len({name for name, _ in first}) == len(first) == forms + COUNT
+
+
+def test_every_goal_is_well_typed_and_computes_floats(bench: ModuleType) -> None:
+    for each in bench.goals(COUNT, 0):
+        graph = each.graph
+        assert retyped(graph.outputs, {x: x for x in graph.inputs}) == graph.outputs, each.name
+        assert parse_graph(show_graph(graph)) == graph, each.name
+        assert graph.inputs, each.name
+        assert all(is_float(output.dtype) for output in graph.outputs), each.name
+
+
+def test_compositions_contain_every_movement(bench: ModuleType) -> None:
+    moved = importlib.import_module("goal_compositions").MOVED
+    names = " ".join(g.name for g in bench.goals(200, 0) if g.kind == "composition")
+    assert [op for op in moved if op not in names] == []
+
+
+@pytest.mark.parametrize("name", ["rotary embedding", "window of a cache", "layer norm, product"])
+def test_a_form_with_labels_is_expressed(name: str, bench: ModuleType, checks: ModuleType) -> None:
+    assert step(checks, "labels", bench.FORMS[name]())["labels"] >= 3
+
+
+def test_a_refusal_names_the_operator(checks: ModuleType) -> None:
+    graph = parse_graph(
+        "def graph(x: input('x', float32[4, 8])):\n    y = gather_elements(x, i, axis=1)\n    return y".replace(
+            "])):", "]), i: input('i', int64[4, 3])):"
+        )
+    )
+    assert "gather_elements" in step(checks, "labels", graph)["problem"]
+
+
+GOAL = parse_graph("""\
+def graph(x: input('x', float32[6, 32]), y: input('y', float32[6, 16])):
+    a = slice(x, starts=(16,), ends=(32,), axes=(1,), steps=(1,))
+    b = mul(a, y)
+    return b
+""")
+WRONG = parse_graph(show_graph(GOAL).replace("(16,), ends=(32,)", "(0,), ends=(16,)"))
+
+
+def test_programs_of_a_goal_are_right_and_those_of_another_are_not(checks: ModuleType) -> None:
+    search = step(checks, "search", GOAL, target="cpu")
+    assert search["proved"]
+    assert step(checks, "native", GOAL, graph=search["graph"])["error"] < 1e-6
+    assert step(checks, "native", WRONG, graph=search["graph"])["error"] > 0.1
+
+
+def test_programs_for_a_gpu_run_in_the_interpreter(checks: ModuleType) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    search = step(checks, "search", GOAL, target="gpu")
+    made = step(checks, "cubins", GOAL, graph=search["graph"])
+    given = {"graph": search["graph"], "source": made["source"]}
+    assert step(checks, "interpreter", GOAL, **given)["error"] < 1e-3
+    assert step(checks, "interpreter", WRONG, **given)["error"] > 0.1
+
+
+def test_differences_are_relative_and_see_shapes_and_infinities(checks: ModuleType) -> None:
+    wanted = [np.array([2.0, -4.0])]
+    assert checks.difference([np.array([2.0, -3.0])], wanted) == 0.25
+    assert checks.difference([np.array([[2.0, -4.0]])], wanted) == np.inf
+    assert checks.difference([np.array([2.0, np.nan])], wanted) == np.inf
+
+
+def test_rows_of_indices_are_within_the_tensor_they_are_for(checks: ModuleType, bench: ModuleType) -> None:
+    graph = bench.FORMS["embedding, layer norm"]()
+    ids = dict(zip((x.attr("name") for x in graph.inputs), checks.arrays(graph), strict=True))["ids"]
+    assert ids.min() >= 0
+    assert 100 < ids.max() < 1000
+
+
+def test_equal_refusals_are_one(bench: ModuleType) -> None:
+    text = "the term conv float32[1, 64, 14, 14] has no labels: pad moves elements between axes"
+    rows = [
+        {"case": "a", "kind": "form", "expressed": False, "problem": text},
+        {"case": "b", "kind": "form", "expressed": False, "problem": text.replace("14", "28")},
+        {"case": "c", "kind": "form", "expressed": True, "cpu": {"found": True, "problem": "off by 0.5"}},
+    ]
+    assert bench.refusals(rows) == {
+        ("expressed", text.replace("float32[1, 64, 14, 14]", "T")): 2,
+        ("cpu", "off by N"): 1,
+    }
+    assert bench.counts(rows, "cpu") == {"expressed": 1, "found": 1, "proved": 0, "compiled": 0, "right": 0}

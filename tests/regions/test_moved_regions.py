@@ -1,0 +1,57 @@
+"""Regions with movements: slices and concatenations are in them where kernels read them in place."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from moved_goals import part
+
+from taso_mirage.ir.dims import Dim, symbol
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
+from taso_mirage.regions.free_regions import free_regions
+
+S = symbol("s")
+
+
+def leaf(name: str, *shape: Dim) -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def rotary(s: Dim) -> Graph:
+    x, cos, sin = leaf("x", 2, 8, s, 64), leaf("cos", s, 64), leaf("sin", s, 64)
+    half = term("concat", term("neg", part(x, 3, 32, 64)), part(x, 3, 0, 32), axis=3)
+    return Graph((x, cos, sin), (term("add", term("mul", x, cos), term("mul", half, sin)),))
+
+
+def attention(s: Dim) -> Graph:
+    """Attention to a cache of keys, which are values too, and a new one."""
+    past, new, query = leaf("past", 8, s, 64), leaf("new", 8, 1, 64), leaf("query", 8, 1, 64)
+    keys = term("concat", past, new, axis=1)
+    scores = term("softmax", term("matmul", query, term("transpose", keys, perm=(0, 2, 1))), axis=2)
+    return Graph((past, new, query), (term("matmul", scores, keys),))
+
+
+def model(graph: Graph) -> Model:
+    return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, {"": 20}, {})))))
+
+
+@pytest.mark.parametrize("size", [256, S])
+def test_a_rotary_embedding_is_one_region(size: Dim) -> None:
+    found, left_out = free_regions(model(rotary(size)), {"s": 256}, 1, False)
+    ((kind, sites),) = found.items()
+    assert not left_out
+    assert len(sites[0].names) == 7
+    assert (kind.free is None) == (size == 256)
+
+
+def test_a_concatenation_along_a_free_size_is_outside_of_the_region() -> None:
+    """Its result has a size of its own, which a kernel of all sizes reads."""
+    ((fixed, _),) = free_regions(model(attention(255)), {}, 1, False)[0].items()
+    assert any(n.op == "concat" for n in fixed.goal)
+    ((free, _),) = free_regions(model(attention(S)), {"s": 255}, 1, False)[0].items()
+    assert free.free is not None
+    assert not any(n.op == "concat" for n in free.goal)
