@@ -145,8 +145,7 @@ class _Reading:
             axes, read = self.axes(value.axes), self.algebra.free(sketch)
             if read != {each for axis in axes for each in axis}:
                 raise Unsupported(
-                    f"the result {output.op} {output.type} with the axes {axes} is a function of {sorted(read)} alone: "
-                    "no kernel stores an element repeatedly"
+                    f"the result {output.op} {output.type} with the axes {axes} is a function of {sorted(read)} alone"
                 )
         inputs, leaves = self._views()
         known = tuple(

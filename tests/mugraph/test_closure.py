@@ -400,7 +400,7 @@ def test_constants_and_functions_have_names() -> None:
         (lambda: term("div", X, X), "the result div .* is a function of"),
         (
             lambda: term("expand", tensor("A", 1, 4), shape=(3, 4)),
-            r"the result expand float16\[3, 4\] .* is a function of \['\w'\] alone: no kernel stores an element repeatedly",
+            r"the result expand float16\[3, 4\] .* is a function of \['\w'\] alone$",
         ),
         (lambda: term("cast", X, to="int64"), "a conversion from float16 to int64"),
     ],
