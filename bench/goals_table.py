@@ -19,8 +19,13 @@ STAGES = ("expressed", "found", "proved", "compiled", "right")
 
 def counts(rows: Sequence[Mapping[str, Any]], target: str) -> dict[str, int]:
     """How many goals came through each step for a target."""
-    own = [{"expressed": row["expressed"], **row.get(target, {})} for row in rows]
+    own = [{"expressed": is_expressed(row, target), **row.get(target, {})} for row in rows]
     return {stage: sum(bool(each.get(stage)) for each in own) for stage in STAGES}
+
+
+def is_expressed(row: Mapping[str, Any], target: str) -> bool:
+    """Whether a goal has labels, or a form has kernels for it on a target."""
+    return bool(row["expressed"]) and target in row.get("forms", TARGETS)
 
 
 def refusals(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
@@ -64,7 +69,9 @@ def _state(row: Mapping[str, Any], target: str) -> str:
     if not row["expressed"]:
         return _cell(row["problem"])
     own = row[target]
-    reached = next((s for s in STAGES[::-1] if own.get(s)), "expressed")
+    reached = next((s for s in STAGES[::-1] if own.get(s)), "expressed" if is_expressed(row, target) else "")
+    if not reached:
+        return _cell(own["problem"])
     return reached if "problem" not in own else f"{reached}; {_cell(own['problem'])}"
 
 

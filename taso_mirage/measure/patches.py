@@ -25,6 +25,7 @@ from taso_mirage.ir.terms import (
     with_args,
 )
 from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
 
 NEAR = 64
 """The largest number of terms of the original that are followed down to values that the optimized
@@ -75,6 +76,13 @@ class _Patching:
         for old, new in self.alive.items():
             if _observable(old) and not is_weight(new):
                 self.sources.setdefault(new, old)
+        self.turned: dict[Node, tuple[int, ...]] = {}
+        """The order of the axes of those whose transpose is the original's term."""
+        for old, new in self.claims.items():
+            if new not in alive and _is_turned(new) and new.args[0] in alive and new.args[0] not in self.sources:
+                self.alive[old], self.sources[new.args[0]] = new, old
+                self.turned[new.args[0]] = tuple(sorted(range(len(old.shape)), key=new.attr("perm").__getitem__))
+        self.alive = {n: self.alive[n] for n in self.order if n in self.alive}
         self.followed: dict[Node, bool] = {}
 
     def found(self) -> Iterator[Patch]:
@@ -119,7 +127,8 @@ class _Patching:
         """The terms that compute a term of the optimized model, above common values."""
         if new in self.sources and not new.args:
             return set()
-        return {n for n in topological([new], stop=_But(self.sources, new)) if not is_weight(n)}
+        own = (new, *new.args) if _is_turned(new) else (new,)
+        return {n for n in topological([new], stop=_But(self.sources, *own)) if not is_weight(n)}
 
     def _read(self, inside: Collection[Node]) -> set[Node]:
         """The common values that some terms read."""
@@ -144,8 +153,16 @@ class _Patching:
                 cut[old] = leaf
         inverse = {old: leaf for leaf, old in values.items()}
         before = over_leaves(terms, inverse)
-        after = over_leaves(new, {n: inverse[self.sources[n]] for n in read if self.sources.get(n) in inverse})
+        given = {n: inverse[self.sources[n]] for n in read if self.sources.get(n) in inverse}
+        given = {n: term("transpose", x, perm=self.turned[n]) if n in self.turned else x for n, x in given.items()}
+        after = over_leaves(new, given)
         return Patch(before, after, values, terms)
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether a term is an operator with weights in another order of its axes, as a convolution with
+    channels last is: the order may be nowhere in the model, because the next operators keep it."""
+    return node.op == "transpose" and any(is_weight(x) for x in node.args[0].args)
 
 
 class _But:

@@ -105,6 +105,15 @@ def test_differences_are_relative_and_see_shapes_and_infinities(checks: ModuleTy
     assert checks.difference([np.array([2.0, np.nan])], wanted) == np.inf
 
 
+@pytest.mark.parametrize("name", ["rotary embedding", "pad, convolution", "chosen experts", "running sums"])
+def test_the_peer_of_pytorch_computes_the_goal(name: str, bench: ModuleType, checks: ModuleType) -> None:
+    torch = pytest.importorskip("torch")
+    graph = bench.FORMS[name]()
+    given = checks.arrays(graph)
+    found = [x.numpy() for x in checks.eager(graph, "cpu")(*map(torch.tensor, given))]
+    assert checks.difference(found, checks.exact(graph, given)) < 1e-5
+
+
 def test_rows_of_indices_are_within_the_tensor_they_are_for(checks: ModuleType, bench: ModuleType) -> None:
     graph = bench.FORMS["embedding, layer norm"]()
     ids = dict(zip((x.attr("name") for x in graph.inputs), checks.arrays(graph), strict=True))["ids"]

@@ -44,6 +44,11 @@ def implicit(name: str, dtype: str = "float32", group: int = 2) -> Graph:
     return _followed("implicit_gemm", name, [x, w, None, None], how, 3, dtype)
 
 
+def pooled(name: str, dtype: str = "float16") -> Graph:
+    how = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "dilations": (1, 1), "block": (4, 8)}
+    return _followed("max_pool_last", name, [leaf("x", 2, 7, 6, 6, dtype=dtype)], how, 3, dtype)
+
+
 def shifted(name: str) -> Graph:
     x, w = leaf("x", 2, 3, 5, 4), leaf("w", 2, 3, 5, 3, 3)
     return _followed("shifted_conv", name, [x, w], {**SAME, "block": (16, 16, 16, 1)}, 1)
@@ -65,7 +70,7 @@ def _followed(
 ) -> Graph:
     """A term of a form with an epilogue, whose operands have channels in this dim."""
     function = FUNCTIONS[name]
-    alone = {} if op == "implicit_gemm" else {"body": FUNCTIONS["relu"].body()}
+    alone = {} if op in ("implicit_gemm", "max_pool_last") else {"body": FUNCTIONS["relu"].body()}
     shape = tuple(map(int, term(op, *given, **{**how, **alone}).shape))
     ones = [1] * len(shape)
     kinds = {
@@ -105,6 +110,7 @@ FORMS: dict[str, Callable[[str], Graph]] = {
     "implicit": implicit,
     "of elements": lambda name: implicit(name, group=6),
     "halves": lambda name: implicit(name, "float16"),
+    "pool": pooled,
     "shifted": shifted,
     "depthwise": depthwise,
     "transposed": transposed,
@@ -143,7 +149,7 @@ def test_programs_compute_the_functions(form: str, errors: dict[str, list[float]
     """At odd sizes, where blocks are not full."""
     found = {name: error for name, (error,) in errors.items() if name.startswith(f"{form}:")}
     assert len(found) >= len(FEW)
-    bound = BOUND["float16" if form == "halves" else "float32"]
+    bound = BOUND["float16" if form in ("halves", "pool") else "float32"]
     assert {name: error for name, error in found.items() if not error < bound} == {}
 
 
@@ -231,6 +237,18 @@ def test_a_model_with_epilogues_is_the_model(dtype: str, group: int) -> None:
     assert operators.count("sigmoid") == 0
     assert operators.count("gelu") == 0
     assert operators.count("mul") == (dtype == "float32"), "of the image by its gate, before a convolution"
+
+
+def test_a_pool_has_its_epilogue() -> None:
+    model = block("float16")
+    conv = next(node for node in model.nodes() if node.op == "conv")
+    how = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    used = {n.attr("name") for n in conv.args if n.op == "weight"}
+    known = {name: each for name, each in model.weights.items() if name in used}
+    whole = model.with_graph((silu(term("max_pool", conv, **how)),), known)
+    made = with_convolutions(whole)
+    same_results(made.model, whole)
+    assert [node.op for node in made.model.nodes() if node.op in ("sigmoid", "mul")] == []
 
 
 def test_terms_of_models_have_programs() -> None:
