@@ -128,9 +128,12 @@ def labelled(job: Mapping[str, Any]) -> Found:
     goal = from_json(job["goal"])
     kinds = {"cpu": CPU_GOALS, "gpu": GPU_GOALS}
     forms = [name for name, kind in kinds.items() if kind.read(goal) is not None]
-    if forms:
+    try:
+        return {"forms": forms, "labels": len(labelled_goal(goal)[1].sizes)}
+    except TasoMirageError:
+        if not forms:
+            raise
         return {"forms": forms}
-    return {"labels": len(labelled_goal(goal)[1].sizes)}
 
 
 def searched(job: Mapping[str, Any]) -> Found:

@@ -25,7 +25,7 @@ def counts(rows: Sequence[Mapping[str, Any]], target: str) -> dict[str, int]:
 
 def is_expressed(row: Mapping[str, Any], target: str) -> bool:
     """Whether a goal has labels, or a form has kernels for it on a target."""
-    return bool(row["expressed"]) and target in row.get("forms", TARGETS)
+    return "labels" in row or target in row.get("forms", ()) or bool(row.get(target, {}).get("found"))
 
 
 def refusals(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
@@ -52,14 +52,17 @@ def goals(found: dict[str, Any]) -> list[str]:
         for target in found["targets"] if rows else ():
             numbers = map(str, counts(rows, target).values())
             lines.append(f"| {name}, {TARGETS[target]} | {len(rows)} | {' | '.join(numbers)} |")
-    said = f"Seed {found['seed']}, {found['budget']:g} s for a search, {found['limit']:g} s for a step."
-    return [*lines, "", f"{said} taso-mirage {found['versions']['taso-mirage']}."]
+    limits = {key: sorted({f"{row[key]:g}" for row in found["rows"]}, key=float) for key in ("budget", "limit")}
+    said = (
+        f"Seed {found['seed']}, {' or '.join(limits['budget'])} s for a search, {' or '.join(limits['limit'])} s for a"
+    )
+    return [*lines, "", f"{said} step. taso-mirage {found['versions']['taso-mirage']}."]
 
 
 def forms(found: dict[str, Any]) -> list[str]:
     """How far each common form comes."""
     lines = [f"| form | {' | '.join(TARGETS[t] for t in found['targets'])} |", "|---|---|---|"]
-    for row in found["rows"]:
+    for row in sorted(found["rows"], key=lambda row: str(row["case"])):
         if row["kind"] == "form":
             lines.append(f"| {row['case']} | {' | '.join(_state(row, t) for t in found['targets'])} |")
     return lines
