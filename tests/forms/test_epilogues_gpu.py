@@ -14,6 +14,7 @@ from epilogue_functions import CHANNELS, FUNCTIONS, IMAGES, RESULTS, leaves, rig
 from followed_terms import with_convolutions
 from form_programs import program_errors, same_model, same_results
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import IEEE
@@ -21,6 +22,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import in_operators
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -258,6 +260,18 @@ def test_terms_of_models_have_programs() -> None:
                 inputs = [a if a is ABSENT else variable(f"x{i}", a.tensor) for i, a in enumerate(node.args)]
                 made = term(node.op, *inputs, **dict(node.attrs))
                 assert triton.program(Graph(tuple([x for x in inputs if x is not ABSENT]), (made,))).source
+
+
+def test_the_search_finds_attention_with_an_epilogue() -> None:
+    """One kernel for attention, a gate, a sum and gelu, all of which are in its body."""
+    q, k = leaf("q", 8, 64, 64, dtype="float16"), leaf("k", 8, 64, 128, dtype="float16")
+    v, g, z = (leaf(name, 8, n, 64, dtype="float16") for name, n in (("v", 128), ("g", 64), ("z", 64)))
+    seen = term("matmul", term("softmax", term("matmul", q, k), axis=2), v)
+    goal = Graph((q, k, v, g, z), (term("gelu", term("add", term("mul", seen, term("swish", g)), z)),))
+    (found,) = Search(goal, SearchOptions(), H100, 0).run(1, 60.0)
+    assert [node.op for node in found.graph if node.args] == ["kernel"]
+    assert found.evidence.tests >= 8
+    assert triton.program(found.graph).source
 
 
 def gpu_golden() -> Iterator[tuple[str, Graph]]:
