@@ -29,7 +29,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, top
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.found import FoundMuGraph  # noqa: E402
-from taso_mirage.mugraph.moved_goal import core_labels  # noqa: E402
+from taso_mirage.mugraph.moved_goal import labelled_goal  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 from taso_mirage.operators.interpret import interpret, retyped  # noqa: E402
 
@@ -75,18 +75,29 @@ def _half(node: Node) -> Node:
 
 def arrays(goal: Graph, seed: int = 0) -> list[Any]:
     """Inputs of a goal."""
-    rng, readers = np.random.default_rng(seed), users(topological(goal.outputs))
-    return [_drawn(x, readers.get(x, ()), rng) for x in goal.inputs]
+    rng = np.random.default_rng(seed)
+    return [_drawn(x, n, rng) for x, n in zip(goal.inputs, row_counts(goal), strict=True)]
 
 
-def _drawn(x: Node, readers: Sequence[Node], rng: np.random.Generator) -> Any:
+def row_counts(goal: Graph) -> list[int]:
+    """The numbers of rows that the indices in each input may name; 2 for an input of others."""
+    readers = users(topological(goal.outputs))
+    found = []
+    for x in goal.inputs:
+        read = [r for r in readers.get(x, ()) if r.op in ROWS and r.args[0] is not x]
+        found.append(min((_rows(r) for r in read), default=2))
+    return found
+
+
+def _rows(reader: Node) -> int:
+    shape = [int(n) for n in reader.args[0].shape]
+    return min(shape) if reader.op == "gather_nd" else shape[reader.attr("axis")]
+
+
+def _drawn(x: Node, rows: int, rng: np.random.Generator) -> Any:
     shape = [int(n) for n in x.shape]
-    if x.dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(shape).astype(x.dtype)
-    read = [[int(n) for n in r.args[0].shape] for r in readers if r.op in ROWS and r.args[0] is not x]
-    return rng.integers(0, max(min([2, *map(min, read)]) if not read else min(map(min, read)), 1), shape).astype(
-        x.dtype
-    )
+    floats = x.dtype.startswith(("float", "bfloat"))
+    return (rng.standard_normal(shape) if floats else rng.integers(0, rows, shape)).astype(x.dtype)
 
 
 def exact(goal: Graph, given: Sequence[Any]) -> list[Any]:
@@ -117,9 +128,12 @@ def labelled(job: Mapping[str, Any]) -> Found:
     goal = from_json(job["goal"])
     kinds = {"cpu": CPU_GOALS, "gpu": GPU_GOALS}
     forms = [name for name, kind in kinds.items() if kind.read(goal) is not None]
-    if forms:
+    try:
+        return {"forms": forms, "labels": len(labelled_goal(goal)[1].sizes)}
+    except TasoMirageError:
+        if not forms:
+            raise
         return {"forms": forms}
-    return {"labels": len(core_labels(goal).sizes)}
 
 
 def searched(job: Mapping[str, Any]) -> Found:
@@ -209,31 +223,51 @@ np.savez(folder / "results.npz", *[x.double().numpy() for x in results])
 """
 
 
+def eager(goal: Graph, device: str) -> Callable[..., tuple[Any, ...]]:
+    """A goal as a function of PyTorch's tensors on a device."""
+    from taso_mirage.torch.meaning import TorchMeaning
+
+    def function(*inputs: Any) -> tuple[Any, ...]:
+        values = interpret(goal.outputs, TorchMeaning(device), dict(zip(goal.inputs, inputs, strict=True)))
+        return tuple([values[output] for output in goal.outputs])
+
+    return function
+
+
 def timed(job: Mapping[str, Any]) -> Found:
-    """Microseconds of the best program of a goal on this machine's GPU, and of torch.compile."""
+    """Microseconds of the best program of a goal on this machine's GPU, and of PyTorch."""
     import torch
 
     from taso_mirage.emit import triton, tune
-    from taso_mirage.torch.meaning import TorchMeaning
 
     goal, device = _for(job)
-    found = superoptimize(goal, best=job["programs"], budget=job["budget"], device=device)
+    by_hand = GPU_GOALS.read(goal)
+    found = (
+        by_hand.mugraphs(goal, device)[: job["programs"]]
+        if by_hand is not None
+        else superoptimize(goal, best=job["programs"], budget=job["budget"], device=device)
+    )
     programs = [p for each in found for p in triton.program_forms(each.graph, device.specialized)]
+    limits = row_counts(goal)
 
-    def eager(*inputs: Any) -> Any:
-        values = interpret(goal.outputs, TorchMeaning("cuda"), dict(zip(goal.inputs, inputs, strict=True)))
-        return tuple([values[output] for output in goal.outputs])
+    def prepare(inputs: Sequence[Any]) -> None:
+        for x, rows in zip(inputs, limits, strict=True):
+            if x.dtype in (torch.int32, torch.int64):
+                x.abs_().remainder_(rows)
 
     def right(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
         wanted = exact(goal, [x.cpu().numpy() for x in inputs])
         return difference([x.double().cpu().numpy() for x in results], wanted) < TOLERANCE["gpu"]
 
-    best = tune.tuned_program(programs, check=right)
+    best = tune.tuned_program(programs, check=right, prepare=prepare)
     sets = tune.input_sets(best.program)
+    for inputs in sets:
+        prepare(inputs)
     torch._dynamo.reset()
-    compiled = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False)
+    peer = eager(goal, "cuda")
+    compiled = torch.compile(peer, mode="max-autotune-no-cudagraphs", dynamic=False)
     with torch.inference_mode():
-        peers = {"eager": tune.measured(eager, sets), "torch.compile": tune.measured(compiled, sets)}
+        peers = {"eager": tune.measured(peer, sets), "torch.compile": tune.measured(compiled, sets)}
     return {"us": best.seconds * 1e6, "peers": {name: t * 1e6 for name, t in peers.items()}}
 
 

@@ -90,7 +90,7 @@ def examined(goal: Goal, ask: Workers, options: argparse.Namespace) -> dict[str,
         found: dict[str, Any] | None = ask(given).result()
         return {"problem": LATE} if found is None else found
 
-    row: dict[str, Any] = {"case": goal.name, "kind": goal.kind}
+    row: dict[str, Any] = {"case": goal.name, "kind": goal.kind, "budget": options.budget, "limit": options.limit}
     labels = step("labels")
     row["expressed"] = "problem" not in labels
     row |= {key: labels[key] for key in ("problem", "forms", "labels") if key in labels}
@@ -154,7 +154,7 @@ def main() -> None:
         if (not options.only or any(part in g.name for part in options.only))
         and (not options.kind or g.kind in options.kind)
     ]
-    setting = {key: getattr(options, key) for key in ("seed", "count", "budget", "limit", "targets")}
+    setting = {key: getattr(options, key) for key in ("seed", "count", "targets")}
     head = {"bench": "goals", "device": options.device, "versions": {"taso-mirage": __version__}, **setting}
     output = options.output or ROOT / "bench" / "results" / NAMES[options.device]
     rows, done = Rows(output, head), list[dict[str, Any]]()

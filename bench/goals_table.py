@@ -19,8 +19,13 @@ STAGES = ("expressed", "found", "proved", "compiled", "right")
 
 def counts(rows: Sequence[Mapping[str, Any]], target: str) -> dict[str, int]:
     """How many goals came through each step for a target."""
-    own = [{"expressed": row["expressed"], **row.get(target, {})} for row in rows]
+    own = [{"expressed": is_expressed(row, target), **row.get(target, {})} for row in rows]
     return {stage: sum(bool(each.get(stage)) for each in own) for stage in STAGES}
+
+
+def is_expressed(row: Mapping[str, Any], target: str) -> bool:
+    """Whether a goal has labels, or a form has kernels for it on a target."""
+    return "labels" in row or target in row.get("forms", ()) or bool(row.get(target, {}).get("found"))
 
 
 def refusals(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
@@ -47,14 +52,17 @@ def goals(found: dict[str, Any]) -> list[str]:
         for target in found["targets"] if rows else ():
             numbers = map(str, counts(rows, target).values())
             lines.append(f"| {name}, {TARGETS[target]} | {len(rows)} | {' | '.join(numbers)} |")
-    said = f"Seed {found['seed']}, {found['budget']:g} s for a search, {found['limit']:g} s for a step."
-    return [*lines, "", f"{said} taso-mirage {found['versions']['taso-mirage']}."]
+    limits = {key: sorted({f"{row[key]:g}" for row in found["rows"]}, key=float) for key in ("budget", "limit")}
+    said = (
+        f"Seed {found['seed']}, {' or '.join(limits['budget'])} s for a search, {' or '.join(limits['limit'])} s for a"
+    )
+    return [*lines, "", f"{said} step. taso-mirage {found['versions']['taso-mirage']}."]
 
 
 def forms(found: dict[str, Any]) -> list[str]:
     """How far each common form comes."""
     lines = [f"| form | {' | '.join(TARGETS[t] for t in found['targets'])} |", "|---|---|---|"]
-    for row in found["rows"]:
+    for row in sorted(found["rows"], key=lambda row: str(row["case"])):
         if row["kind"] == "form":
             lines.append(f"| {row['case']} | {' | '.join(_state(row, t) for t in found['targets'])} |")
     return lines
@@ -64,7 +72,9 @@ def _state(row: Mapping[str, Any], target: str) -> str:
     if not row["expressed"]:
         return _cell(row["problem"])
     own = row[target]
-    reached = next((s for s in STAGES[::-1] if own.get(s)), "expressed")
+    reached = next((s for s in STAGES[::-1] if own.get(s)), "expressed" if is_expressed(row, target) else "")
+    if not reached:
+        return _cell(own["problem"])
     return reached if "problem" not in own else f"{reached}; {_cell(own['problem'])}"
 
 

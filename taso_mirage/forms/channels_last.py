@@ -228,7 +228,7 @@ def _converted(members: Sequence[Node], model: Conversion) -> Node:
     usual = summed_and_rectified(members[place:])
     after = scalar_function(members[place:]) if usual is None else None
     z, relu = usual or (ABSENT, False)
-    others = [_with_channels_last(a, model) for each in (after, before) if each is not None for a in each.others]
+    others = [with_channels_last(a, model) for each in (after, before) if each is not None for a in each.others]
     functions = [None if each is None else each.body for each in (after, before)]
     image, z = (each if each is ABSENT else term("transpose", model.done[each], perm=LAST) for each in (x, z))
     strides, pads, dilations = (conv.attr(name) for name in ("strides", "pads", "dilations"))
@@ -237,7 +237,7 @@ def _converted(members: Sequence[Node], model: Conversion) -> Node:
     return term("transpose", made.goal(), perm=FIRST)
 
 
-def _with_channels_last(operand: Node, model: Conversion) -> Node:
+def with_channels_last(operand: Node, model: Conversion) -> Node:
     """An operand of an epilogue: a computed tensor, or a weight with a number for each channel."""
     if operand.op != "weight":
         return term("transpose", model.done[operand], perm=LAST)

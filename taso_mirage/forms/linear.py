@@ -23,7 +23,7 @@ from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.forms.base.epilogues import MEMBERS, ScalarFunction, broadcasts, following, read_functions
+from taso_mirage.forms.base.epilogues import ScalarFunction, broadcasts, following, read_functions, sources
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import FollowingStep, followed
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
@@ -279,13 +279,8 @@ def _reads(node: Node, product: Node) -> bool:
 
 def _is_beside(node: Node, product: Node) -> bool:
     """Whether a tensor is a function of another product of the same x."""
-    x, waiting = _data(product), [node]
-    for each in waiting:
-        if each is not product and x is not None and _data(each) is x:
-            return True
-        if each.args and elementwise(each.op) and len(waiting) < MEMBERS:
-            waiting += [a for a in each.args if a not in waiting]
-    return False
+    x = _data(product)
+    return x is not None and any(each is not product and _data(each) is x for each in sources(node))
 
 
 def _data(node: Node) -> Node | None:

@@ -17,6 +17,7 @@ from taso_mirage.devices.device import Device
 from taso_mirage.emit.gpu.axes import power_of_two
 from taso_mirage.emit.gpu.convolved_axes import first_seen, seen_pixels
 from taso_mirage.emit.gpu.dependent_launch import EARLY
+from taso_mirage.emit.gpu.epilogue import Epilogue, has_triton
 from taso_mirage.emit.gpu.form_function import FormFunction, flags
 from taso_mirage.emit.gpu.forms import GpuProgram
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonLaunch
@@ -25,9 +26,10 @@ from taso_mirage.emit.statements import Statement, every, expression, let, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.blocked_goal import BlockedGoal, blocked_form
 from taso_mirage.forms.base.conversion import Conversion
+from taso_mirage.forms.base.epilogues import following, of_results_or_channels, scalar_function
 from taso_mirage.forms.base.form import IsWanted, ModelTerms, Users
-from taso_mirage.forms.base.in_operators import FIRST, LAST
-from taso_mirage.forms.channels_last import is_half_convolution
+from taso_mirage.forms.base.in_operators import FIRST, LAST, function_of
+from taso_mirage.forms.channels_last import is_half_convolution, with_channels_last
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
@@ -54,7 +56,7 @@ class MaxPoolLast(BlockedGoal):
 
     def small(self) -> tuple[MaxPoolLast, Graph]:
         """This pool of an image of few channels and pixels, and the same in operators of ONNX."""
-        attrs: dict[str, Any] = dict(self.node.attrs)
+        attrs: dict[str, Any] = {**dict(self.node.attrs), "body": None}
         reach = [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
         sides = [n + 2 * s for n, s in zip(reach, attrs["strides"], strict=True)]
         x = variable("x", Tensor("float32", (2, *sides, 2)))
@@ -64,7 +66,8 @@ class MaxPoolLast(BlockedGoal):
     def operators(self) -> Node:
         """The pool in operators of ONNX."""
         first = term("transpose", self.node.args[0], perm=FIRST)
-        return term("transpose", term("max_pool", first, **_attrs(self.node)), perm=LAST)
+        pool, others = term("max_pool", first, **_attrs(self.node)), self.node.args[1:]
+        return term("transpose", function_of(self.node.attr("body"), pool, others), perm=LAST)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """Pixels and channels of blocks that may be fast."""
@@ -92,14 +95,19 @@ def _members(node: Node, users: Users, wanted: IsWanted, position: Mapping[Node,
         return []
     x = node.args[0]
     fixed = isinstance(x.shape[1], int) and prod(node.attr("kernel")) <= LARGEST
-    around = (x, *x.args, *users(node))
-    return [node] if fixed and any(map(is_half_convolution, around)) else []
+    if not fixed or not any(map(is_half_convolution, (x, *x.args, *users(node)))):
+        return []
+    return following(node, users, wanted, of_results_or_channels, has_triton, position)
 
 
 def _converted(members: Sequence[Node], model: Conversion) -> Node:
-    (node,) = members
+    node = members[0]
     last = term("transpose", model.done[node.args[0]], perm=LAST)
-    return term("transpose", term(OPERATOR, last, **_attrs(node)), perm=FIRST)
+    if len(members) == 1:
+        return term("transpose", term(OPERATOR, last, **_attrs(node)), perm=FIRST)
+    made = scalar_function(members)
+    others = [with_channels_last(each, model) for each in made.others]
+    return term("transpose", term(OPERATOR, last, *others, body=made.body, **_attrs(node)), perm=FIRST)
 
 
 # ---------------------------------------------------------------- the program
@@ -111,6 +119,8 @@ class MaxPoolFunction(FormFunction):
     Raises Unsupported for other floats than those of half and single precision, for channels that
     only a run knows, and for kernels too large to be written out.
     """
+
+    others = 1
 
     def _read_sizes(self) -> None:
         node = self.node
@@ -124,6 +134,10 @@ class MaxPoolFunction(FormFunction):
         self.channels = int(x.shape[3])
         self.beside = min(channels, power_of_two(self.channels))
         self._check_block((self.pixels, self.beside))
+
+    def _name_operands(self, names: list[str]) -> None:
+        super()._name_operands(names)
+        self.epilogue = Epilogue(self.node, names[1:-1], channels_last=True, first=1, images=True)
 
     @property
     def parts(self) -> int:
@@ -153,7 +167,7 @@ class MaxPoolFunction(FormFunction):
 
     def _largest(self) -> Iterator[Statement]:
         """The largest element of each window, and the store."""
-        x, result = map(expression, self.names)
+        x, result = expression(self.names[0]), expression(self.names[-1])
         high, wide = (product_factor(n) for n in self.node.args[0].shape[1:3])
         least = v.float("'-inf'")
         yield let("largest", tl.full([self.pixels, self.beside], least, tl[self.dtype]))
@@ -165,6 +179,11 @@ class MaxPoolFunction(FormFunction):
             yield let("at", ((v.image * high + v.row) * wide + v.column) * self.channels)
             yield let("tile", tl.load(x + v.at[:, None] + v.channel[None, :], v.kept, v.seen[:, None], other=least))
             yield let("largest", tl.maximum(v.largest, v.tile, propagate_nan=tl.PropagateNan.ALL))
+        place = v.pixel[:, None] * self.channels + v.channel[None, :]
+        inside = [v.channel < self.channels] if self.channels % self.beside else []
+        if self.epilogue.body is not None:
+            yield let("largest", v.largest.to(tl.float32))
+        yield from self.epilogue.of_pixels("largest", (self.pixels, self.beside), self.taken, place, inside)
         yield tl.store(result + v.pixel[:, None] * self.channels + v.channel[None, :], v.largest, v.kept)
 
     def explained(self) -> list[str]:

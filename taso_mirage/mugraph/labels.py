@@ -141,10 +141,12 @@ class _Reading:
             self.sketch(value.term, ())
         self._memo.clear()  # it is now known which sums are one value, so every term that equals one becomes this value
         sketches = tuple([self.sketch(value.term, ()) for value in wanted])
-        for value, sketch in zip(wanted, sketches, strict=True):
-            axes = self.axes(value.axes)
-            if self.algebra.free(sketch) != {each for axis in axes for each in axis}:
-                raise Unsupported(f"a result with the axes {axes} is a function of {sorted(self.algebra.free(sketch))}")
+        for output, value, sketch in zip(outputs, wanted, sketches, strict=True):
+            axes, read = self.axes(value.axes), self.algebra.free(sketch)
+            if read != {each for axis in axes for each in axis}:
+                raise Unsupported(
+                    f"the result {output.op} {output.type} with the axes {axes} is a function of {sorted(read)} alone"
+                )
         inputs, leaves = self._views()
         known = tuple(
             [

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
@@ -29,35 +28,29 @@ from taso_mirage.ir.terms import (
     constant,
     is_constant,
     is_float,
-    is_part,
     numpy_dtype,
     substitute,
     topological,
     variable,
-    with_args,
 )
-from taso_mirage.meanings.base import window_count
 from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import same_results
 from taso_mirage.mugraph.derivations.scalar_terms import below
-from taso_mirage.mugraph.goal import Labelled, is_packed
+from taso_mirage.mugraph.goal import Labelled, is_packed, refuse
 from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.movement_terms import MOVING, movements
 from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
-from taso_mirage.operators.ops import TermBuilder, Untraceable, term
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
 Positions = NDArray[np.int64]
 ANY = -1
 """The old position of a new one whose element nothing reads."""
-MOVING = ("slice", "concat", "pad", "gather")
-"""The operators that move elements between axes; others are defined by them."""
-REDUCTIONS = {np.add: "reduce_sum", np.maximum: "reduce_max"}
-"""The operators that fold by these functions."""
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
 NUMBERED = 2**22
@@ -99,17 +92,20 @@ class MovedGoal:
 
 
 @lru_cache(maxsize=1024)
-def moved_goal(goal: Graph) -> MovedGoal:
+def moved_goal(goal: Graph, spread: bool = False) -> MovedGoal:
     """The goal with its movements at the operands; `is_equal` tells whether it is the same goal.
+    With `spread`, a computed term that is repeated is multiplied by ones, which have labels of
+    their own: a result may be repeated.
 
     Raises Unsupported, which names the operator and its lack, where a movement does not
     reach the operands.
     """
     same = MovedGoal(goal, goal, goal.inputs)
-    whole = _unfolded(inlined(goal.outputs))
-    if not any(n.op in MOVING for n in topological(whole)):
+    whole = movements(inlined(goal.outputs))
+    if not any(n.op in MOVING or (spread and n.op == "expand") for n in topological(whole)):
         return same
-    pushing = _Pushing(frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight")))
+    names = frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight"))
+    pushing = _Pushing(names, spread)
     outputs = tuple([pushing.built(output) for output in whole])
     if outputs == whole:
         return same
@@ -119,89 +115,21 @@ def moved_goal(goal: Graph) -> MovedGoal:
     return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
 
 
-class _MovementTerms(TermBuilder):
-    """Terms of operators also for the primitives that move elements, and for the sums and maxima
-    over them: a convolution is a product of windows."""
+def labelled_goal(goal: Graph) -> tuple[MovedGoal, Labelled]:
+    """A goal of fixed sizes and the labels of its core, in which computed terms are spread over
+    ones if a result needs it.
 
-    def slice(self, a: Node, axis: int, start: Dim, stop: Dim, step: int = 1) -> Node:
-        return term("slice", a, axes=(axis,), starts=(start,), ends=(stop,), steps=(step,))
-
-    def concat(self, xs: Sequence[Node], axis: int) -> Node:
-        return term("concat", *xs, axis=axis)
-
-    def take(self, a: Node, indices: Node, axis: int) -> Node:
-        return term("gather", a, indices, axis=axis)
-
-    def reshape(self, a: Node, shape: Sequence[Dim]) -> Node:
-        return term("reshape", a, shape=tuple(shape))
-
-    def transpose(self, a: Node, perm: Sequence[int]) -> Node:
-        return term("transpose", a, perm=tuple(perm))
-
-    def expand(self, a: Node, shape: Sequence[Dim]) -> Node:
-        return term("expand", a, shape=tuple(shape))
-
-    def pad(
-        self, a: Node, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
-    ) -> Node:
-        if any(interior or ()):
-            raise Untraceable("padding between elements is no operator")
-        return term("pad", a, pads=(*low, *high), value=float(value)) if any((*low, *high)) else a
-
-    def window(
-        self, a: Node, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-    ) -> Node:
-        """Each axis by a gather of its windows, whose elements are one axis more, at the end."""
-        for axis, size, stride, dilation in zip(axes, sizes, strides, dilations, strict=True):
-            count = window_count(a.shape[axis], size, stride, dilation)
-            rows = np.arange(int(count))[:, None] * stride + np.arange(size) * dilation
-            rank = a.tensor.rank + 1
-            made = term("gather", a, constant(rows), axis=axis)
-            a = term("transpose", made, perm=(*(i for i in range(rank) if i != axis + 1), axis + 1))
-        return a
-
-    def contract(self, equation: str, a: Node, b: Node) -> Node:
-        return term("einsum", a, b, equation=equation)
-
-    def cumulate(self, fn: np.ufunc, a: Node, axis: int) -> Node:
-        """A running sum as a product with a triangle of ones, which is a movement of the number
-        1."""
-        n, rank = a.shape[axis], a.tensor.rank
-        if fn is not np.add or not isinstance(n, int) or not is_float(a.dtype):
-            raise Untraceable(f"a running fold of {fn} is no operator")
-        ones = term("expand", constant(np.ones(1, numpy_dtype(a.dtype))), shape=(n,))
-        rows = n - 1 - np.arange(n)[:, None] + np.arange(n)
-        triangle = term("gather", term("pad", ones, pads=(0, n - 1), value=0.0), constant(rows), axis=0)
-        letters = "abcdefgh"[:rank]
-        return self.contract(f"{letters},z{letters[axis]}->{letters.replace(letters[axis], 'z')}", a, triangle)
-
-    def reduce(self, fn: np.ufunc, a: Node, axes: Sequence[int], keepdims: bool = True) -> Node:
-        if fn not in REDUCTIONS:
-            raise Untraceable(f"a fold of {fn} is no operator")
-        return term(REDUCTIONS[fn], a, axes=tuple(axes), keepdims=int(keepdims))
-
-    def __getattribute__(self, name: str) -> Any:
-        own = name in vars(_MovementTerms)
-        return object.__getattribute__(self, name) if own else super().__getattribute__(name)
-
-
-def _unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every other operator that moves elements (a split, a tile, the windows of a
-    convolution) by those of MOVING."""
-    done: dict[Node, Node] = {}
-    for node in topological(outputs):
-        new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
-        whole = new.args[0] if is_part(new) else new
-        made = None
-        if whole.args and whole.op not in MOVING:
-            try:
-                made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
-            except TasoMirageError:
-                made = None
-        part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
-        moving = isinstance(part, Node) and any(n.op in MOVING for n in topological([part], stop=whole.args))
-        done[node] = part if moving and isinstance(part, Node) else new
-    return tuple([done[output] for output in outputs])
+    Raises Unsupported, as `refuse`, `label` and `moved_goal` do.
+    """
+    moved = moved_goal(goal)
+    refuse(moved.core)
+    try:
+        return moved, label(moved.core)
+    except Unsupported:
+        spread = moved_goal(goal, spread=True)
+        if spread.core == moved.core:
+            raise
+        return spread, label(spread.core)
 
 
 def core_labels(goal: Graph) -> Labelled:
@@ -217,6 +145,7 @@ class _Pushing:
     """`operands`: the input of the core for each movement term; its name is none of `names`."""
 
     names: frozenset[str]
+    spread: bool = False
     operands: dict[Node, Node] = field(default_factory=dict)
     built_: dict[Node, Node] = field(default_factory=dict)
     _pushed: dict[tuple[Node, int, bytes], Node] = field(default_factory=dict)
@@ -231,6 +160,8 @@ class _Pushing:
         if not node.args or is_packed(node):
             return node
         args = [self.built_.get(a, a) for a in node.args]
+        if self.spread and node.op == "expand" and is_float(node.dtype):
+            return self._spread(args[0], node.shape)
         if node.op not in MOVING:
             return term(node.op, *args, **dict(node.attrs))
         if is_moved(node):
@@ -253,6 +184,12 @@ class _Pushing:
                 said += "_"
             self.operands[moved] = variable(said, moved.tensor)
         return self.operands[moved]
+
+    def _spread(self, x: Node, shape: Shape) -> Node:
+        lead = len(shape) - x.tensor.rank
+        more = tuple([n if i < lead or x.shape[i - lead] != n else 1 for i, n in enumerate(shape)])
+        ones = term("expand", constant(np.ones([1] * len(shape), numpy_dtype(x.dtype))), shape=more)
+        return term("mul", x, self._operand(ones))
 
     # ------------------------------------------------------------ movements of computed terms
 

@@ -28,10 +28,9 @@ from taso_mirage.mugraph.field_check import sizes_apart
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.free_moves import free_moves
-from taso_mirage.mugraph.goal import refuse
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.moved_goal import moved_goal
+from taso_mirage.mugraph.moved_goal import labelled_goal
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.mugraph.structures import Limits, plans
@@ -138,17 +137,15 @@ class Search:
         if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
-        self.moved = moved_goal(goal)
+        self.moved, self.labelled = labelled_goal(goal)
         if self.moved.moves and not self.moved.is_equal():
             raise Unsupported("the movements of the graph are not proved equal at its operands")
         self.core = self.moved.core
-        refuse(self.core)
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.closures: dict[str | None, Closure] = {}
         self.folded = not device.general
-        self.labelled = label(self.core)
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.moves = None if free is None else free_moves(self.moved, free)

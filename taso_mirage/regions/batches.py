@@ -22,11 +22,10 @@ from taso_mirage.ir.dims import Dim, Symbolic, symbols
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
-from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.arranged import over_inputs
+from taso_mirage.mugraph.collapsed import equal_results, run_exactly
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.moved_goal import core_labels
-from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
 from taso_mirage.regions.canonical import canonical_region
 from taso_mirage.regions.fragments import RegionSite
@@ -35,8 +34,6 @@ SAMPLES = (2, 3), (5, 2)
 """The sizes of the free dims at which samples are compared."""
 LARGER = 2
 """How many times the usual sizes the largest are at which kernels are compared."""
-CLOSE = 1e-9
-"""The tolerance relative to the largest result, in float64: the same sums in another order."""
 
 
 Known = dict[tuple[Graph, Graph, Batch], bool]
@@ -138,11 +135,11 @@ def independent(site: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> 
     for numbers in SAMPLES:
         whole = resized(site, _sizes(free, numbers))
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
-        results = run_region(whole, inputs)
+        results = run_exactly(whole, inputs)
         for place in np.ndindex(*results[0].shape[: batch.dims]):
             at = tuple([slice(i, i + 1) for i in place])
             own = [x[at] if one else x for x, one in zip(inputs, batch.inputs, strict=True)]
-            pairs = zip(results, run_region(goal, own), strict=True)
+            pairs = zip(results, run_exactly(goal, own), strict=True)
             if not all(equal_results(result[at], wanted) for result, wanted in pairs):
                 return False
     return True
@@ -163,14 +160,3 @@ def resized(site: RegionSite, sizes: Mapping[str, int]) -> Graph:
 def region_members(site: RegionSite) -> list[Node]:
     inputs = set(site.inputs)
     return [n for n in topological(site.outputs, stop=inputs) if n.args and n not in inputs]
-
-
-def run_region(graph: Graph, inputs: list[Any]) -> list[Any]:
-    given: dict[Node, Any] = dict(zip(graph.inputs, [EXACT.load(x) for x in inputs], strict=True))
-    values = interpret(graph.outputs, EXACT, given)
-    return [values[o] for o in graph.outputs]
-
-
-def equal_results(result: Any, wanted: Any) -> bool:
-    scale = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted)))
-    return result.shape == wanted.shape and np.allclose(result, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True)

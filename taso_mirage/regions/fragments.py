@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
@@ -328,10 +328,19 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        given = all(x.dtype in LOADED for x in graph.inputs) and all(is_computed(o.dtype) for o in graph.outputs)
+        given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)
         if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
+
+    def _loaded(self, graph: Graph) -> bool:
+        """Whether kernels load all inputs, or read rows of others by them."""
+        if all(x.dtype in LOADED for x in graph.inputs):
+            return True
+        try:
+            return all(x.dtype in LOADED for x in moved_goal(graph).core.inputs)
+        except Unsupported:
+            return False
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and

@@ -20,6 +20,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, evaluate
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Tensor
+from taso_mirage.mugraph.collapsed import equal_results, run_exactly
 from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import Labelled
@@ -31,10 +32,8 @@ from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.regions.batches import (
     EqualRegions,
     batched_kind,
-    equal_results,
     region_members,
     resized,
-    run_region,
     symbols_in,
 )
 from taso_mirage.regions.canonical import SymbolSizes
@@ -150,7 +149,7 @@ def follows(site: RegionSite, goal: Graph, free: FreeSizes) -> bool:
             break
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
         if not all(
-            equal_results(a, b) for a, b in zip(run_region(made, inputs), run_region(whole, inputs), strict=True)
+            equal_results(a, b) for a, b in zip(run_exactly(made, inputs), run_exactly(whole, inputs), strict=True)
         ):
             return False
     return True

@@ -75,6 +75,15 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with the muGraph of the model's region, which is searched once."""
+    path = tmp_path_factory.mktemp("found") / "gated.onnx"
+    onnx.save(gated(), path)
+    kernels(path, "--budget", 60, "--checkpoint", path.with_suffix(".json"))
+    return path.with_suffix(".json")
+
+
 def operators(region: KernelRegion) -> list[str]:
     return [n.op for n in region.operators]
 
@@ -136,9 +145,8 @@ def test_a_linear_layer_of_many_rows_stays_outside(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path) -> None:
-    found = kernels(model, "--budget", 20)
-    (row,) = found["regions"]
+def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path, found: Path) -> None:
+    (row,) = kernels(model, "--checkpoint", found)["regions"]
     goal, mugraph = from_json(row["goal"]), from_json(row["mugraph"])
     assert row["count"] == LAYERS
     assert len(row["places"][1]) == len(row["operators"]) == 12
@@ -150,8 +158,8 @@ def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path) -> Non
     assert row["problem"] is None
 
 
-def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
-    done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20"], catch_exceptions=False)
+def test_the_text_names_places_kernels_and_evidence(model: Path, found: Path) -> None:
+    done = CliRunner().invoke(app, ["kernels", str(model), "--checkpoint", str(found)], catch_exceptions=False)
     assert "gated.onnx: 1 region in 2 places" in done.stdout
     assert "2 places, from layer0/squares, layer1/squares" in done.stdout
     assert "kernel of " in done.stdout
@@ -159,9 +167,10 @@ def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
     assert "not measured" in done.stdout
 
 
-def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path) -> None:
-    (row,) = kernels(model, "--budget", 20, "--show", 1)["regions"]
-    done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20", "--show", "1"], catch_exceptions=False)
+def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path, found: Path) -> None:
+    given = [str(model), "--checkpoint", str(found), "--show", "1"]
+    (row,) = kernels(*given)["regions"]
+    done = CliRunner().invoke(app, ["kernels", *given], catch_exceptions=False)
     assert len(row["launches"]) == len(row["kernels"])
     assert all(0 < each["tuner_seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
     assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
@@ -185,11 +194,11 @@ def test_a_region_that_is_not_shown_is_not_searched(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["kernels", str(MINI), "--budget", "0", "--show", "99"], catch_exceptions=False)
 
 
-def test_programs_and_the_page_are_written(model: Path, tmp_path: Path) -> None:
+def test_programs_and_the_page_are_written(model: Path, found: Path, tmp_path: Path) -> None:
     from html.parser import HTMLParser
 
     page, folder = tmp_path / "page.html", tmp_path / "programs"
-    (row,) = kernels(model, "--budget", 20, "--report", page, "-o", folder)["regions"]
+    (row,) = kernels(model, "--checkpoint", found, "--report", page, "-o", folder)["regions"]
     assert row["program"] == str(folder / "region1.py")
     assert "def launch(" in (folder / "region1.py").read_text()
     text = page.read_text()

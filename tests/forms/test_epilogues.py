@@ -160,7 +160,7 @@ def test_a_run_may_give_the_number_of_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_goal_is_read_with_its_epilogue(name: str) -> None:
-    """What is read computes the goal, in the field and at float32; elu and selu have the absolute
+    """The muGraph computes the goal, in the field and at float32; elu and selu have the absolute
     error of 1 near 0, so that the rounding of other sums is seen."""
     _, goal = convolved(name)
     read = convolution(goal)

@@ -14,6 +14,7 @@ from epilogue_functions import CHANNELS, FUNCTIONS, IMAGES, RESULTS, leaves, rig
 from followed_terms import with_convolutions
 from form_programs import program_errors, same_model, same_results
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton, tune
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import IEEE
@@ -21,6 +22,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.forms.base.form import in_operators
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -44,6 +46,11 @@ def implicit(name: str, dtype: str = "float32", group: int = 2) -> Graph:
     return _followed("implicit_gemm", name, [x, w, None, None], how, 3, dtype)
 
 
+def pooled(name: str, dtype: str = "float16") -> Graph:
+    how = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "dilations": (1, 1), "block": (4, 8)}
+    return _followed("max_pool_last", name, [leaf("x", 2, 7, 6, 6, dtype=dtype)], how, 3, dtype)
+
+
 def shifted(name: str) -> Graph:
     x, w = leaf("x", 2, 3, 5, 4), leaf("w", 2, 3, 5, 3, 3)
     return _followed("shifted_conv", name, [x, w], {**SAME, "block": (16, 16, 16, 1)}, 1)
@@ -65,7 +72,7 @@ def _followed(
 ) -> Graph:
     """A term of a form with an epilogue, whose operands have channels in this dim."""
     function = FUNCTIONS[name]
-    alone = {} if op == "implicit_gemm" else {"body": FUNCTIONS["relu"].body()}
+    alone = {} if op in ("implicit_gemm", "max_pool_last") else {"body": FUNCTIONS["relu"].body()}
     shape = tuple(map(int, term(op, *given, **{**how, **alone}).shape))
     ones = [1] * len(shape)
     kinds = {
@@ -105,6 +112,7 @@ FORMS: dict[str, Callable[[str], Graph]] = {
     "implicit": implicit,
     "of elements": lambda name: implicit(name, group=6),
     "halves": lambda name: implicit(name, "float16"),
+    "pool": pooled,
     "shifted": shifted,
     "depthwise": depthwise,
     "transposed": transposed,
@@ -143,7 +151,7 @@ def test_programs_compute_the_functions(form: str, errors: dict[str, list[float]
     """At odd sizes, where blocks are not full."""
     found = {name: error for name, (error,) in errors.items() if name.startswith(f"{form}:")}
     assert len(found) >= len(FEW)
-    bound = BOUND["float16" if form == "halves" else "float32"]
+    bound = BOUND["float16" if form in ("halves", "pool") else "float32"]
     assert {name: error for name, error in found.items() if not error < bound} == {}
 
 
@@ -233,6 +241,18 @@ def test_a_model_with_epilogues_is_the_model(dtype: str, group: int) -> None:
     assert operators.count("mul") == (dtype == "float32"), "of the image by its gate, before a convolution"
 
 
+def test_a_pool_has_its_epilogue() -> None:
+    model = block("float16")
+    conv = next(node for node in model.nodes() if node.op == "conv")
+    how = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    used = {n.attr("name") for n in conv.args if n.op == "weight"}
+    known = {name: each for name, each in model.weights.items() if name in used}
+    whole = model.with_graph((silu(term("max_pool", conv, **how)),), known)
+    made = with_convolutions(whole)
+    same_results(made.model, whole)
+    assert [node.op for node in made.model.nodes() if node.op in ("sigmoid", "mul")] == []
+
+
 def test_terms_of_models_have_programs() -> None:
     for dtype, group in (("float16", 8), ("float32", 8)):
         for node in with_convolutions(block(dtype, group)).model.nodes():
@@ -240,6 +260,18 @@ def test_terms_of_models_have_programs() -> None:
                 inputs = [a if a is ABSENT else variable(f"x{i}", a.tensor) for i, a in enumerate(node.args)]
                 made = term(node.op, *inputs, **dict(node.attrs))
                 assert triton.program(Graph(tuple([x for x in inputs if x is not ABSENT]), (made,))).source
+
+
+def test_the_search_finds_attention_with_an_epilogue() -> None:
+    """One kernel for attention, a gate, a sum and gelu, all of which are in its body."""
+    q, k = leaf("q", 8, 64, 64, dtype="float16"), leaf("k", 8, 64, 128, dtype="float16")
+    v, g, z = (leaf(name, 8, n, 64, dtype="float16") for name, n in (("v", 128), ("g", 64), ("z", 64)))
+    seen = term("matmul", term("softmax", term("matmul", q, k), axis=2), v)
+    goal = Graph((q, k, v, g, z), (term("gelu", term("add", term("mul", seen, term("swish", g)), z)),))
+    (found,) = Search(goal, SearchOptions(), H100, 0).run(1, 60.0)
+    assert [node.op for node in found.graph if node.args] == ["kernel"]
+    assert found.evidence.tests >= 8
+    assert triton.program(found.graph).source
 
 
 def gpu_golden() -> Iterator[tuple[str, Graph]]:

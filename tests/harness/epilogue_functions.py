@@ -34,7 +34,7 @@ def silu(y: Node) -> Node:
 
 
 def erf_gelu(y: Node) -> Node:
-    """As exporters write it before opset 20."""
+    """Gelu as exporters write it before opset 20."""
     inner = term("add", term("erf", term("div", y, number(2**0.5, y))), number(1.0, y))
     return term("mul", term("mul", y, inner), number(0.5, y))
 

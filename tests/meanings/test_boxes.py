@@ -102,6 +102,7 @@ REFUSED |= {"cast"}  # which rounds, in some examples
 REFUSED |= {
     "attention_cached",
     "attention_traced",
+    "nhwc_skip_group_norm_sum",
     "skip_layer_norm_sum",
     "skip_rms_norm_sum",
 }  # for their other result

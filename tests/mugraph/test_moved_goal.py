@@ -10,7 +10,8 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.moved_goal import MOVING, moved_goal
+from taso_mirage.mugraph.moved_goal import labelled_goal, moved_goal
+from taso_mirage.mugraph.movement_terms import MOVING
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.movements import is_moved
@@ -57,3 +58,15 @@ def test_a_part_of_an_axis_that_is_needed_whole_is_refused_with_the_operator() -
         moved_goal(goal([part(term("argmax", A, axis=1), 0, 2, 7)]))
     with pytest.raises(Unsupported, match=r"reshape .* merges dims"):
         moved_goal(goal([part(term("reshape", term("relu", A), shape=(128,)), 0, 3, 9)]))
+
+
+def test_a_result_may_be_repeated() -> None:
+    """Its computed elements are multiplied by ones, which have the labels that they lack."""
+    total = term("reduce_sum", term("exp", A), axes=(1,), keepdims=1)
+    given = goal([term("reshape", term("expand", total, shape=(8, 5)), shape=(40,))])
+    made, labels = labelled_goal(given)
+    assert made.is_equal()
+    assert len(labels.outputs[0][0]) == 2
+    (found,) = superoptimize(given, best=1, budget=20)
+    for ours, wanted in zip(values(found.graph), values(given), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)

@@ -55,3 +55,15 @@ def test_a_concatenation_along_a_free_size_is_outside_of_the_region() -> None:
     ((free, _),) = free_regions(model(attention(S)), {"s": 255}, 1, False)[0].items()
     assert free.free is not None
     assert not any(n.op == "concat" for n in free.goal)
+
+
+def test_rows_that_integers_choose_are_in_the_region_that_reads_them() -> None:
+    """Integers that a kernel only reads as rows are among its inputs; others are not."""
+    table, rows = leaf("table", 20, 64), variable("rows", Tensor("int64", (6,)))
+    x = term("gather", table, rows, axis=0)
+    norm = term("div", x, term("sqrt", term("reduce_mean", term("mul", x, x), axes=(1,))))
+    ((kind, _),) = free_regions(model(Graph((table, rows), (norm,))), {}, 1, False)[0].items()
+    assert any(n.op == "gather" for n in kind.goal)
+    scaled = term("mul", norm, term("cast", term("reshape", rows, shape=(6, 1)), to="float32"))
+    ((kind, _),) = free_regions(model(Graph((table, rows), (scaled,))), {}, 1, False)[0].items()
+    assert not any(n.op == "cast" for n in kind.goal)

@@ -22,9 +22,10 @@ from taso_mirage.emit.cpu.native_kernel import NativeKernel, build, empty_aligne
 from taso_mirage.emit.cpu.prepared import layout
 from taso_mirage.emit.ranges import ranges
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.dims import Dim, fixed
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.ir.terms import Graph, Node, topological
+from taso_mirage.operators.movements import index_map, is_moved
 from taso_mirage.operators.ops import traits
 from taso_mirage.system.spending import Purpose, spent
 
@@ -159,7 +160,8 @@ def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = No
     """
     rng = np.random.default_rng(0)
     leaves = kernels[0].graph.inputs
-    inputs = [[_drawn(rng, x.dtype, fixed(x.shape, sizes or {})) for x in leaves]]
+    counts = fixed(tuple([_row_count(x, kernels[0].graph) for x in leaves]), sizes or {})
+    inputs = [[_drawn(rng, x.dtype, fixed(x.shape, sizes or {}), n) for x, n in zip(leaves, counts, strict=True)]]
     prepared = {layout(each.graph): [each.prepared(inputs[0])] for each in kernels}
     read = sum(array.nbytes for array in inputs[0])
     read += max(sum(array.nbytes for array in made) for (made,) in prepared.values())
@@ -187,10 +189,18 @@ def _copied(array: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+def _row_count(leaf: Node, graph: Graph) -> Dim:
+    """The number of rows from which an input of integers chooses; 0 if it chooses none."""
+    operands = [x for node in graph for x in node.args if is_moved(x)]
+    rows = (row for x in operands for _, row in index_map(x).rows)
+    return next((row.count for row in rows if row.source is leaf), 0)
+
+
+def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int], rows: int = 0) -> NDArray[Any]:
+    """Random elements; integers below `rows` if they choose among so many rows."""
     found = empty_aligned(shape, dtype)
-    if dtype == "uint8":
-        found[...] = rng.integers(0, 256, shape)
+    if dtype == "uint8" or rows:
+        found[...] = rng.integers(0, rows or 256, shape)
     else:
         values = rng.standard_normal(shape)
         found[...] = values > 0 if dtype == "bool" else values

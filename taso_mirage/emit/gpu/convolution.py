@@ -253,7 +253,7 @@ class ConvolutionBlock(FormFunction):
                 yield add("acc", tl.load(v[name] + v.place, v.kept).to(tl.float32))
         if self.node.attr("relu"):
             yield let("acc", tl.maximum(v.acc, 0.0))
-        yield from self._epilogue(inside)
+        yield from self.epilogue.of_pixels("acc", (self.pixels, self.columns), self.taken, v.place, inside)
         yield tl.store(v[self.names[-1]] + v.place, v.acc, v.kept)
 
     def _prologue(
@@ -274,17 +274,6 @@ class ConvolutionBlock(FormFunction):
         yield let("x_tile", v.x_tile.to(tl.float32))
         yield from self.prologue.statements("x_tile", (self.pixels, wide), self.taken)
         yield let("x_tile", tl.where(kept, v.x_tile, 0.0).to(tl[self.buffers[0].dtype]))
-
-    def _epilogue(self, inside: list[Expression]) -> Iterator[Statement]:
-        """The function of the results and its other operands."""
-        for name in self.epilogue.names:
-            place, kept = v.place, [v.kept]
-            if name in self.epilogue.of_images:
-                place = (v.image * self.outputs)[:, None] + v.channel[None, :]
-            elif name in self.epilogue.of_channels:
-                place, kept = v.channel, inside
-            yield let(f"{name}_tile", tl.load(v[name] + place, *kept))
-        yield from self.epilogue.statements("acc", (self.pixels, self.columns), self.taken)
 
     def explained(self) -> list[str]:
         """The reasons for the form of the function."""

@@ -11,7 +11,7 @@ from taso_mirage.emit.gpu.axes import TileAxes
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.products import tile_product
 from taso_mirage.emit.gpu.tiles import Tile, Tiles
-from taso_mirage.emit.statements import Expression, Statement, let
+from taso_mirage.emit.statements import Expression, Statement, let, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase
@@ -110,6 +110,25 @@ class Epilogue:
         if lines.ranges():
             raise Unsupported("an epilogue that counts positions")
         yield from lines.swept()[0][LoopPhase.INVARIANT]
+
+    def of_pixels(
+        self,
+        result: str,
+        tile: tuple[int, int],
+        taken: Collection[str] | None,
+        place: Expression,
+        inside: Sequence[Expression],
+    ) -> Iterator[Statement]:
+        """The loads of the operands and the statements for pixels with channels last, where the
+        function has the names `image`, `channel` and `kept`. `inside`: conditions for channels."""
+        for name in self.names:
+            at, kept = place, [v.kept]
+            if name in self.of_images:
+                at = (v.image * self._channels)[:, None] + v.channel[None, :]
+            elif name in self.of_channels:
+                at, kept = v.channel, [*inside]
+            yield let(f"{name}_tile", tl.load(v[name] + at, *kept))
+        yield from self.statements(result, tile, taken)
 
     def _placed(self, sides: Sequence[T], one: T) -> tuple[T, ...]:
         """The two dims of a tile among those of one image."""

@@ -33,6 +33,9 @@ class FormFunction(LaunchedFunction):
     `free`: the sizes that a run gives. Raises Unsupported as `_read_sizes` does.
     """
 
+    others = 2
+    """The number of operands before those of elementwise functions."""
+
     def __init__(
         self, node: Node, name: str, reads: OperandTensors, writes: Buffers, sizes: Sequence[str] = ()
     ) -> None:
@@ -46,7 +49,7 @@ class FormFunction(LaunchedFunction):
         """The names that operands must not have; None in the first text."""
         self._name_operands([f"operand_{i}" for i, _ in enumerate(self.buffers)])
         self.taken = reserved_names() | own_names(self.source())
-        self._name_operands(operand_names([b.name for b in self.buffers], self.taken))
+        self._name_operands(operand_names([b.name for b in self.buffers], self.taken, self.others))
 
     @abstractmethod
     def _read_sizes(self) -> None:
@@ -115,15 +118,15 @@ def flags(*names: str) -> list[Parameter]:
     return [Parameter(name, "False") for name in names]
 
 
-def operand_names(given: Sequence[str], taken: frozenset[str]) -> list[str]:
+def operand_names(given: Sequence[str], taken: frozenset[str], first: int = 2) -> list[str]:
     """Names of the operands in their order, made of those of their buffers.
 
-    An operand after data and weights has a tile of its own, `NAME_tile`, so no other operand has
-    that name.
+    An operand of an elementwise function, from number `first` on, has a tile of its own,
+    `NAME_tile`, so no other operand has that name.
     """
     names, found = Lines(taken, True), list[str]()
     for i, hint in enumerate(given):
         found.append(names.name(hint))
-        while 2 <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
+        while first <= i < len(given) - 1 and names.name(tile := f"{found[-1]}_tile") != tile:
             found[-1] = names.name(hint)
     return found

@@ -28,19 +28,22 @@ def channels_first(node: Node) -> Node:
     attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")} | {
         "group": node.attr("group") // merged
     }
-    first = [of_channels(a) if len(a.shape) == 1 else term("transpose", a, perm=FIRST) for a in others]
     body, prologue = node.attr("body"), node.attr("prologue")
     count = 0 if body is None else len(body.inputs) - 1
-    image = _function(prologue, term("transpose", x, perm=FIRST), first[count:])
+    image = function_of(prologue, term("transpose", x, perm=FIRST), others[count:])
     made = term("conv", image, dense_weights(w, node.attr("group"), merged), b, **attrs)
     made = made if z is ABSENT else term("add", made, term("transpose", z, perm=FIRST))
     made = term("relu", made) if node.attr("relu") else made
-    return term("transpose", _function(body, made, first[:count]), perm=LAST)
+    return term("transpose", function_of(body, made, others[:count]), perm=LAST)
 
 
-def _function(body: Graph | None, of: Node, others: Sequence[Node]) -> Node:
-    """A function of a tensor and others; without a function, the tensor."""
-    return of if body is None else retyped(body.outputs, dict(zip(body.inputs, (of, *others), strict=True)))[0]
+def function_of(body: Graph | None, result: Node, others: Sequence[Node]) -> Node:
+    """A function of a tensor with channels first and of others, which have channels last; without a
+    function, the tensor."""
+    if body is None:
+        return result
+    first = [of_channels(a) if len(a.shape) == 1 else term("transpose", a, perm=FIRST) for a in others]
+    return retyped(body.outputs, dict(zip(body.inputs, (result, *first), strict=True)))[0]
 
 
 def of_channels(numbers: Node) -> Node:
