@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from taso_mirage.emit.gpu.epilogue import Epilogue
-from taso_mirage.emit.gpu.forms import Buffers, LaunchedFunction, Operands, own_names, reserved_names
+from taso_mirage.emit.gpu.forms import Buffers, LaunchedFunction, OperandTensors, own_names, reserved_names
 from taso_mirage.emit.gpu.lines import Lines
 from taso_mirage.emit.gpu.moved_tensors import MovedTensor
 from taso_mirage.emit.gpu.program import LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed, not_specialized
@@ -36,7 +36,9 @@ class FormFunction(LaunchedFunction):
     others = 2
     """The number of operands before those of elementwise functions."""
 
-    def __init__(self, node: Node, name: str, reads: Operands, writes: Buffers, sizes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, node: Node, name: str, reads: OperandTensors, writes: Buffers, sizes: Sequence[str] = ()
+    ) -> None:
         self.node, self.name = node, name
         if any(isinstance(x, MovedTensor) for x in reads):
             raise Unsupported(f"{node.op} of an operand that is moved elements; its operands are tensors in memory")

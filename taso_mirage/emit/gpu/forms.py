@@ -42,8 +42,8 @@ class LaunchedFunction(ABC):
 
 
 Buffers: TypeAlias = Sequence[TritonBuffer | None]
-Operands: TypeAlias = Sequence[OperandTensor | None]
-WriteFunction: TypeAlias = Callable[[Node, str, Operands, Buffers, Sequence[str]], LaunchedFunction]
+OperandTensors: TypeAlias = Sequence[OperandTensor | None]
+WriteFunction: TypeAlias = Callable[[Node, str, OperandTensors, Buffers, Sequence[str]], LaunchedFunction]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ RUNS = 16
 
 @dataclass
 class MovedLoad:
-    """The load of one tile: `axes` are those of each dim of the operand, each with the number of the
-    dim's elements in one step along it; `names` are the pointers of its sources."""
+    """The load of one tile: `axes` are those of each dim of the operand, each with the number of
+    the dim's elements in one step along it; `names` are the pointers of its sources."""
 
     tiles: Tiles
     operand: MovedTensor
