@@ -1,5 +1,5 @@
-"""The steps of one goal of `goals.py`, each a job of a worker process: labels and searches, programs
-for a CPU and for a GPU, and their results.
+"""The steps of one goal of `goals.py`, each a job of a worker process: labels and searches,
+programs for a CPU and for a GPU, and their results.
 
 A step returns what it found as JSON; `problem` is the text of a refusal. Inputs are normal numbers;
 indices are rows of the tensors that they are for.

@@ -1,4 +1,4 @@
-"""What models contain, for the goals of `goals.py`: pieces of their graphs, and how often operators
+"""Pieces of models, for the goals of `goals.py`: those of their graphs, and how often operators
 follow each other.
 
     python bench/goal_corpus.py FILE.onnx ... [--each 12] [--seed 0]

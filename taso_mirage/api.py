@@ -26,7 +26,7 @@ from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, from_memory, like, load
 from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
-from taso_mirage.options import OptimizeOptions
+from taso_mirage.option_types import OptimizeOptions
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
@@ -59,7 +59,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
     `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. For a path, the optimized model
     is written to `output` (default: `MODEL.optimized.onnx`), and its path is returned. The options
-    are those of `taso_mirage.options.OptimizeOptions`, with the names of the command-line options.
+    are those of `taso_mirage.option_types.OptimizeOptions`, with the names of the command-line
+    options.
     Of shape, inputs and rules one may stand without a list around it.
 
     With effort="quick" an exporter may call this function on every model: it takes seconds, gives

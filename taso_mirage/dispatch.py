@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from taso_mirage import api
 from taso_mirage.api import Given
 from taso_mirage.errors import InvalidOption
-from taso_mirage.options import ModuleOptions, OptimizeOptions
+from taso_mirage.option_types import ModuleOptions, OptimizeOptions
 from taso_mirage.report.result import Result
 
 

@@ -23,7 +23,7 @@ from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.forms.base.epilogues import ScalarFunction, broadcasts, following, read_functions, sources
+from taso_mirage.forms.base.epilogues import ScalarFunction, broadcasts, following, read_functions, source_terms
 from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.forms.base.members import FollowingStep, followed
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, fixed
@@ -280,7 +280,7 @@ def _reads(node: Node, product: Node) -> bool:
 def _is_beside(node: Node, product: Node) -> bool:
     """Whether a tensor is a function of another product of the same x."""
     x = _data(product)
-    return x is not None and any(each is not product and _data(each) is x for each in sources(node))
+    return x is not None and any(each is not product and _data(each) is x for each in source_terms(node))
 
 
 def _data(node: Node) -> Node | None:

@@ -28,7 +28,7 @@ from taso_mirage.forms.base.blocked_goal import BlockedGoal, blocked_form
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.forms.base.epilogues import following, of_results_or_channels, scalar_function
 from taso_mirage.forms.base.form import IsWanted, ModelTerms, Users
-from taso_mirage.forms.base.in_operators import FIRST, LAST, function_of
+from taso_mirage.forms.base.in_operators import FIRST, LAST, followed_by
 from taso_mirage.forms.channels_last import is_half_convolution, with_channels_last
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import product_factor, usual_size
@@ -67,7 +67,7 @@ class MaxPoolLast(BlockedGoal):
         """The pool in operators of ONNX."""
         first = term("transpose", self.node.args[0], perm=FIRST)
         pool, others = term("max_pool", first, **_attrs(self.node)), self.node.args[1:]
-        return term("transpose", function_of(self.node.attr("body"), pool, others), perm=LAST)
+        return term("transpose", followed_by(self.node.attr("body"), pool, others), perm=LAST)
 
     def blocks(self) -> Iterator[tuple[int, ...]]:
         """Pixels and channels of blocks that may be fast."""

@@ -1,5 +1,5 @@
-"""The meaning `index_maps`: for a term that only moves elements (slice, concat, pad, window, gather,
-reshape, transpose, expand), the element of its operands at each position.
+"""The meaning `index_maps`: for a term that only moves elements (slice, concat, pad, window,
+gather, reshape, transpose, expand), the element of its operands at each position.
 
 An index is a polynomial over the variables `i0`, `i1`, ... of a position, with quotients where a
 reshape merges dims. A back end prints it as the address of a load or a store, so the term is never
@@ -26,7 +26,7 @@ from taso_mirage.meanings.shapes import SHAPES
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReadRow:
     """A row that is read first: the integer of the tensor `source` at `index`, plus `count` if it
     is negative, clamped to 0 <= row < count. It is only read where every one of `conditions` is at
     least 0."""
@@ -56,7 +56,7 @@ class IndexMap:
     shape: Shape
     pieces: tuple[IndexPiece, ...]
     fill: float | None = None
-    rows: tuple[tuple[str, Row], ...] = ()
+    rows: tuple[tuple[str, ReadRow], ...] = ()
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -121,7 +121,7 @@ class IndexMapMeaning(Meaning[IndexMap]):
         type = SHAPES.concat([_type(x) for x in xs], axis)
         shape, pieces = type.shape or (), list[IndexPiece]()
         start: Dim = 0
-        rows: dict[str, Row] = {}
+        rows: dict[str, ReadRow] = {}
         for x in xs:
             at = _at(shape, axis) - start
             bounds = [at, x.shape[axis] - 1 - at]
@@ -130,7 +130,7 @@ class IndexMapMeaning(Meaning[IndexMap]):
             start = start + x.shape[axis]
         return IndexMap(type.dtype, shape, tuple(pieces), _one_fill(xs), tuple(rows.items()))
 
-    def _apart(self, a: IndexMap, taken: Mapping[str, Row]) -> IndexMap:
+    def _apart(self, a: IndexMap, taken: Mapping[str, ReadRow]) -> IndexMap:
         """The map with other names for rows whose names are `taken` by others."""
         if all(taken.get(name, row) == row for name, row in a.rows):
             return a
@@ -141,7 +141,7 @@ class IndexMapMeaning(Meaning[IndexMap]):
             return tuple([bind(e, places) for e in index])
 
         pieces = [IndexPiece(p.source, renamed(p.index), renamed(p.conditions)) for p in a.pieces]
-        rows = [(names[n], Row(r.source, renamed(r.index), r.count, renamed(r.conditions))) for n, r in a.rows]
+        rows = [(names[n], ReadRow(r.source, renamed(r.index), r.count, renamed(r.conditions))) for n, r in a.rows]
         return replace(a, pieces=tuple(pieces), rows=tuple(rows))
 
     def _name(self) -> str:
@@ -186,12 +186,12 @@ class IndexMapMeaning(Meaning[IndexMap]):
         found = _moved(read, shape, places | {position(axis): symbol(name)})
         return replace(found, rows=tuple([(n, row if n == name else r) for n, r in found.rows]))
 
-    def _row(self, indices: IndexMap, count: Dim) -> Row:
+    def _row(self, indices: IndexMap, count: Dim) -> ReadRow:
         """The row that each position reads."""
         if len(indices.pieces) != 1 or indices.pieces[0].conditions or indices.rows:
             raise Unsupported("rows that are chosen by indices of several parts")
         (piece,) = indices.pieces
-        return Row(piece.source, piece.index, count)
+        return ReadRow(piece.source, piece.index, count)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("constant", "extents", "iota", "map", "cast", "contract", "reduce", "cumulate", "take_along"):
@@ -257,14 +257,14 @@ def _moved(
 
     pieces = [IndexPiece(p.source, bound(p.index), c) for p in a.pieces if (c := tightened(p.conditions)) is not None]
     rows = [
-        (name, Row(row.source, bound(row.index), row.count, c))
+        (name, ReadRow(row.source, bound(row.index), row.count, c))
         for name, row in a.rows
         if (c := tightened(row.conditions)) is not None
     ]
     return IndexMap(a.dtype, tuple(shape), tuple(pieces), a.fill, _read_rows(pieces, rows))
 
 
-def _regular_row(row: Row) -> Dim | None:
+def _regular_row(row: ReadRow) -> Dim | None:
     """The row as a polynomial of positions, if it is that of a constant whose elements have regular
     distances along each of its axes."""
     if row.source.op != "constant" or not isinstance(row.count, int) or row.conditions:
@@ -287,10 +287,10 @@ def row_numbers(rows: NDArray[Any], count: int) -> NDArray[Any]:
     return clamped
 
 
-def _read_rows(pieces: Sequence[IndexPiece], rows: Sequence[tuple[str, Row]]) -> tuple[tuple[str, Row], ...]:
+def _read_rows(pieces: Sequence[IndexPiece], rows: Sequence[tuple[str, ReadRow]]) -> tuple[tuple[str, ReadRow], ...]:
     """The rows on which the elements depend; a row may depend on rows before it."""
     names = set[str]().union(*[index_names(e) for piece in pieces for e in (*piece.index, *piece.conditions)])
-    kept: list[tuple[str, Row]] = []
+    kept: list[tuple[str, ReadRow]] = []
     for name, row in reversed(rows):
         if name in names:
             kept.append((name, row))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
     ABSENT,
     Node,
@@ -25,7 +26,7 @@ from taso_mirage.ir.terms import (
     with_args,
 )
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 
 NEAR = 64
 """The largest number of terms of the original that are followed down to values that the optimized
@@ -160,9 +161,10 @@ class _Patching:
 
 
 def _is_turned(node: Node) -> bool:
-    """Whether a term is an operator with weights in another order of its axes, as a convolution with
-    channels last is: the order may be nowhere in the model, because the next operators keep it."""
-    return node.op == "transpose" and any(is_weight(x) for x in node.args[0].args)
+    """Whether a term is an operator with weights in another order of its axes, as a convolution
+    with channels last is: the order may be nowhere in the model, because the next operators keep
+    it."""
+    return traits(node).lowering is Lowering.TRANSPOSE and any(is_weight(x) for x in node.args[0].args)
 
 
 class _But:

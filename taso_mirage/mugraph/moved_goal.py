@@ -1,5 +1,5 @@
-"""Goals that move elements: movements are pushed to the operands, which kernels then load by an index
-map (`meanings/index_maps.py`).
+"""Goals that move elements: movements are pushed to the operands, which kernels then load by an
+index map (`meanings/index_maps.py`).
 
 A movement along one axis is a vector: for each new position the old one, or ANY where a selection
 takes another operand. It passes through every operator whose result at a position of the axis

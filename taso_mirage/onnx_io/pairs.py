@@ -40,7 +40,7 @@ def pair(rule: Rule, seed: int = 0) -> Pair:
     TasoMirageError if there are none.
     """
     for sizes in small_sizes(rule, seed):
-        sides = at_sizes(rule, sizes)
+        sides = rule_at_sizes(rule, sizes)
         if sides is not None:
             return models(*sides)
     raise IllTyped(
@@ -63,7 +63,7 @@ def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
         yield start if i == 0 and different else {name: int(n) for name, n in zip(letters, drawn, strict=True)}
 
 
-def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | None:
+def rule_at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | None:
     """The two sides as terms with every letter at its size; None where these sizes are not legal
     for the rule."""
     names = {name: fixed(value, sizes) for name, value in rule.attributes}

@@ -9,17 +9,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate
 from taso_mirage.ir.terms import Node, Tensor, is_constant, numpy_dtype, topological
+from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.conditions import Conditions
 from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position, row_numbers
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret, interpret_term
-
-Array = NDArray[Any]
 
 
 def is_moved(node: Node) -> bool:

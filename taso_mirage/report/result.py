@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.leftover import Leftover
+from taso_mirage.report.pages import render_template
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.rewriter import ModelCandidate
@@ -149,8 +149,7 @@ class Result:
             ("changes", ", ".join(f"{name} ({n})" for name, n in self.equations.items()) or "none"),
             *(("note", note) for note in self.notes),
         ]
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows)
-        return f"<table>{cells}</table>"
+        return render_template("result.html", rows=rows)
 
     @property
     def outcome(self) -> str:

@@ -13,7 +13,7 @@ from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.measure.refusals import shown_sizes
-from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
+from taso_mirage.onnx_io.pairs import rule_at_sizes, small_sizes
 from taso_mirage.operators.expressions import conjuncts
 from taso_mirage.operators.work import work
 from taso_mirage.rewriting.equation import Equation
@@ -177,7 +177,7 @@ def _quantity(tree: ast.expr) -> str:
 
 def _saving(rule: Rule) -> str:
     for sizes in small_sizes(rule):
-        terms = at_sizes(rule, sizes)
+        terms = rule_at_sizes(rule, sizes)
         if terms is not None:
             try:
                 before, after = (_totals(side) for side in terms)

@@ -27,7 +27,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Tensor, topological, users, variable
 from taso_mirage.onnx_io import load, serialize
-from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
+from taso_mirage.onnx_io.pairs import Pair, models, pair, rule_at_sizes, small_sizes
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.fuzz import typings
 from taso_mirage.prove.rules.ladder import EquationSides
@@ -331,7 +331,7 @@ def close(a: Any, b: Any) -> bool:
 def check_pairs(each: Rule, wanted: int) -> None:
     """The runtime takes both sides at legal sizes of the rule's typing, and at random legal typings
     that ONNX can express (a convolution has no negative pads there)."""
-    own = filter(None, (at_sizes(each, sizes) for sizes in small_sizes(each)))
+    own = filter(None, (rule_at_sizes(each, sizes) for sizes in small_sizes(each)))
     drawn = ((t.lhs, t.rhs) for t in typings(each.equation, 5, 400, each.given, each.attributes))
     made = [*islice(exported(own), 2), *islice(exported(drawn), wanted)]
     assert len(made) >= 2

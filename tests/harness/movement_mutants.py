@@ -1,4 +1,4 @@
-"""Wrong movements: mutants of the operands of a goal's core, of its selections, and of index maps."""
+"""Wrong movements: mutants of the operands of a goal's core, of its selections, of index maps."""
 
 from __future__ import annotations
 

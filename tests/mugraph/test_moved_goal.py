@@ -61,7 +61,7 @@ def test_a_part_of_an_axis_that_is_needed_whole_is_refused_with_the_operator() -
 
 
 def test_a_result_may_be_repeated() -> None:
-    """Its computed elements are multiplied by ones, which have the labels that they lack."""
+    """The computed elements are multiplied by ones, which have the labels that they lack."""
     total = term("reduce_sum", term("exp", A), axes=(1,), keepdims=1)
     given = goal([term("reshape", term("expand", total, shape=(8, 5)), shape=(40,))])
     made, labels = labelled_goal(given)

@@ -1,4 +1,4 @@
-"""Regions with movements: slices and concatenations are in them where kernels read them in place."""
+"""Regions with movements: slices and concatenations that kernels read in place are in them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_rotary_embedding_is_one_region(size: Dim) -> None:
 
 
 def test_a_concatenation_along_a_free_size_is_outside_of_the_region() -> None:
-    """Its result has a size of its own, which a kernel of all sizes reads."""
+    """The result has a size of its own, which a kernel of all sizes reads."""
     ((fixed, _),) = free_regions(model(attention(255)), {}, 1, False)[0].items()
     assert any(n.op == "concat" for n in fixed.goal)
     ((free, _),) = free_regions(model(attention(S)), {"s": 255}, 1, False)[0].items()

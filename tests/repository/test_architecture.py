@@ -40,6 +40,7 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"report"},
     {"pipeline.fuse", "runtime.tensorrt"},
     {"pipeline"},
+    {"option_types"},
     {"api"},
     {"folder"},
     {"torch"},
@@ -51,7 +52,7 @@ BY_NAME = {
     ("targets", "lowering"): "a target names the module that makes its kernels",
 }
 """Rooms whose modules a room below them imports by name, and why."""
-LOOSE = {"errors", "verdicts", "version", "plugins", "api", "folder", "dispatch"}
+LOOSE = {"errors", "verdicts", "version", "plugins", "option_types", "api", "folder", "dispatch"}
 """Modules at the top."""
 HEAVY = {
     "jinja2": {"report/pages.py"},

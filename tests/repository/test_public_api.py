@@ -11,7 +11,7 @@ from mypy import api as mypy
 
 import taso_mirage
 from taso_mirage.api import Options
-from taso_mirage.options import ModuleOptions, OptimizeOptions
+from taso_mirage.option_types import ModuleOptions, OptimizeOptions
 from tests.harness.onnx_texts import built
 
 PACKAGE = Path(taso_mirage.__file__).parent
@@ -38,7 +38,7 @@ def test_every_option_has_a_type() -> None:
 
 
 def test_every_option_is_described() -> None:
-    tree = ast.parse((PACKAGE / "options.py").read_text())
+    tree = ast.parse((PACKAGE / "option_types.py").read_text())
     for each in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         own = [
             node.target.id

@@ -11,7 +11,7 @@ from taso_mirage.emit.cpu.lazy_tensors import Affine, AffineIndex, CppBuffer
 from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.statements import Expression, every, expression, select, sum_of, v
 from taso_mirage.ir.dims import Dim, DimFactor, Floor, Symbolic, bind
-from taso_mirage.meanings.index_maps import Row
+from taso_mirage.meanings.index_maps import ReadRow
 
 SIGNED = "ptrdiff_t"
 
@@ -72,7 +72,7 @@ def offset(buffer: CppBuffer, index: Sequence[Dim]) -> Dim:
     return sum([at * stride for at, stride in zip(index, buffer.strides, strict=True)], start=buffer.start)
 
 
-def row(made: Row, buffer: CppBuffer, places: Mapping[str, Dim]) -> Expression:
+def row(made: ReadRow, buffer: CppBuffer, places: Mapping[str, Dim]) -> Expression:
     """The row that is read; 0 where it is not read."""
     at = offset(buffer, [bind(e, places) for e in made.index])
     read = v.row_of(v[buffer.name][integer(at)], integer(bind(made.count, places)))

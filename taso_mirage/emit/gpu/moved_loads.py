@@ -25,7 +25,7 @@ from taso_mirage.ir.dims import Dim, Floor, Shape, Symbolic, summed_terms, symbo
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.meanings.conditions import Conditions, index_names
-from taso_mirage.meanings.index_maps import IndexPiece, Row, position, row_numbers
+from taso_mirage.meanings.index_maps import IndexPiece, ReadRow, position, row_numbers
 from taso_mirage.meanings.indices import Indices
 
 RUNS = 16
@@ -102,7 +102,7 @@ class MovedLoad:
         """The number where no piece is."""
         return _shown(self.map.fill or 0, is_float(self.map.dtype))
 
-    def _row(self, name: str, row: Row) -> tuple[str, list[int]]:
+    def _row(self, name: str, row: ReadRow) -> tuple[str, list[int]]:
         """A row that is read: negative ones count from the end, and all are clamped."""
         present = self._axes([*row.index, *row.conditions])
         lines, index = self.tiles.lines, self._axes(row.index)

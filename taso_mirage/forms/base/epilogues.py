@@ -67,7 +67,7 @@ def around(
     """A term with the elementwise operators before its data and behind its result. What is the
     epilogue of another term of which `is_first` is true stays there."""
     before = _preceding(node, users, wanted, reads, writes)
-    others = {each for member in before for each in sources(member) if is_first(each)}
+    others = {each for member in before for each in source_terms(member) if is_first(each)}
     taken = {m for each in others for m in following(each, users, wanted, reads, writes, position)}
     return [
         *([] if taken.intersection(before) else before),
@@ -98,7 +98,7 @@ def _preceding(node: Node, users: Users, wanted: IsWanted, reads: IsRead, writes
     return [each for each in topological([data], stop=set(others)) if each in members]
 
 
-def sources(node: Node) -> list[Node]:
+def source_terms(node: Node) -> list[Node]:
     """The terms of which a term is an elementwise function."""
     found, waiting = list[Node](), [node]
     for each in waiting:

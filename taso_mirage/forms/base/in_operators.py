@@ -30,14 +30,14 @@ def channels_first(node: Node) -> Node:
     }
     body, prologue = node.attr("body"), node.attr("prologue")
     count = 0 if body is None else len(body.inputs) - 1
-    image = function_of(prologue, term("transpose", x, perm=FIRST), others[count:])
+    image = followed_by(prologue, term("transpose", x, perm=FIRST), others[count:])
     made = term("conv", image, dense_weights(w, node.attr("group"), merged), b, **attrs)
     made = made if z is ABSENT else term("add", made, term("transpose", z, perm=FIRST))
     made = term("relu", made) if node.attr("relu") else made
-    return term("transpose", function_of(body, made, others[:count]), perm=LAST)
+    return term("transpose", followed_by(body, made, others[:count]), perm=LAST)
 
 
-def function_of(body: Graph | None, result: Node, others: Sequence[Node]) -> Node:
+def followed_by(body: Graph | None, result: Node, others: Sequence[Node]) -> Node:
     """A function of a tensor with channels first and of others, which have channels last; without a
     function, the tensor."""
     if body is None:
