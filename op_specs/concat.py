@@ -2,11 +2,12 @@
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.operators.ops import Call, op
 from taso_mirage.operators.slicing import join, sizes
 
 
-@op(onnx="Concat", since=4, joins="axis")
+@op(onnx="Concat", since=4, lowering=Lowering.CONCAT, joins="axis")
 def concat(xp, *xs, axis: int):
     """(...,n,...), (...,m,...), ... -> (...,n+m+...,...) along `axis`"""
     return xp.concat(xs, axis)

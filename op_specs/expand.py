@@ -3,11 +3,12 @@
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Symbolic, broadcast_shapes
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.operators.ops import Call, Dims, extents, op
 from taso_mirage.operators.slicing import sizes, under
 
 
-@op(onnx="Expand", since=8, domains={"shape": "wider"})
+@op(onnx="Expand", since=8, lowering=Lowering.EXPAND, domains={"shape": "wider"})
 def expand(xp, x, *, shape: Dims):
     """(...) -> shape, the whole result's; ONNX's may hold a 1 where the operand has more"""
     return xp.expand(x, shape)

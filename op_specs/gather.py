@@ -4,10 +4,11 @@ import numpy as np
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.operators.ops import Call, op
 
 
-@op(onnx="Gather", since=1)
+@op(onnx="Gather", since=1, lowering=Lowering.GATHER)
 def gather(xp, x, indices, *, axis: int = 0):
     """(a..., n, b...), (i...) -> (a..., i..., b...): x[..., indices, ...]; an index below 0 counts
     from the end"""

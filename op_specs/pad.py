@@ -4,13 +4,14 @@ import math
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import constant, is_float
 from taso_mirage.operators.ops import Call, Dims, extents, op
 from taso_mirage.operators.slicing import needed, padded_term, sizes
 from taso_mirage.operators.traits import Margin
 
 
-@op(onnx="Pad", since=2, domains={"pads": "margins"})
+@op(onnx="Pad", since=2, lowering=Lowering.PAD, domains={"pads": "margins"})
 def pad(xp, x, *, pads: Dims, value: float = 0.0, mode: str = "constant"):
     """(n,...) -> (n + pads[0] + pads[rank], ...): first the pads before each axis, then those after
     each

@@ -3,6 +3,7 @@
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
 from taso_mirage.operators.slicing import whole
 
@@ -11,7 +12,7 @@ UNBOUNDED = 10**9
 many positions."""
 
 
-@op(onnx="Slice", since=1)
+@op(onnx="Slice", since=1, lowering=Lowering.SLICE)
 def slice_(xp, x, *, starts: Dims, ends: Dims, axes: Ints, steps: Ints):
     """x[..., start:end:step, ...] at each of `axes`
 

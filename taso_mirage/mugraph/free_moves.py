@@ -12,11 +12,12 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim, Shape, dim_product, evaluate, learn
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological
 from taso_mirage.meanings.boxes import regrouped_runs
 from taso_mirage.mugraph.free import FreeSizes, at_sizes
 from taso_mirage.mugraph.moved_goal import MovedGoal
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +78,22 @@ def _typed(node: Node, args: Sequence[Node]) -> Node | None:
     """A movement of operands some of whose dims have names; None if it moves such a dim."""
     attrs: dict[str, Any] = dict(node.attrs)
     shape: Shape = args[0].shape
-    match node.op:
-        case "slice":
+    match traits(node).lowering:
+        case Lowering.SLICE:
             moved = [shape[axis] for axis in attrs["axes"]]
-        case "gather":
+        case Lowering.GATHER:
             moved = [shape[attrs["axis"]]]
-        case "concat":
+        case Lowering.CONCAT:
             moved = [x.shape[attrs["axis"]] for x in args]
-        case "pad":
+        case Lowering.PAD:
             ends = zip(attrs["pads"], attrs["pads"][len(shape) :], strict=False)
             moved = [n for n, pads in zip(shape, ends, strict=True) if any(pads)]
-        case "transpose":
+        case Lowering.TRANSPOSE:
             moved = []
-        case "expand":
+        case Lowering.EXPAND:
             attrs["shape"] = _spread(shape, attrs["shape"])
             moved = []
-        case "reshape":
+        case Lowering.RESHAPE:
             dims = dict(_reshaped(shape, node.args[0].shape, attrs["shape"]))
             attrs["shape"] = tuple([dims[i] for i in range(len(dims))])
             moved = []

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Shape
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
@@ -39,12 +40,12 @@ from taso_mirage.mugraph.derivations.scalar_terms import below
 from taso_mirage.mugraph.goal import Labelled, is_packed, refuse
 from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.movement_terms import MOVING, movements
+from taso_mirage.mugraph.movement_terms import movements, moves
 from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import work
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -102,7 +103,7 @@ def moved_goal(goal: Graph, spread: bool = False) -> MovedGoal:
     """
     same = MovedGoal(goal, goal, goal.inputs)
     whole = movements(inlined(goal.outputs))
-    if not any(n.op in MOVING or (spread and n.op == "expand") for n in topological(whole)):
+    if not any(moves(n) or (spread and _repeats(n)) for n in topological(whole)):
         return same
     names = frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight"))
     pushing = _Pushing(names, spread)
@@ -160,18 +161,18 @@ class _Pushing:
         if not node.args or is_packed(node):
             return node
         args = [self.built_.get(a, a) for a in node.args]
-        if self.spread and node.op == "expand" and is_float(node.dtype):
+        if self.spread and _repeats(node) and is_float(node.dtype):
             return self._spread(args[0], node.shape)
-        if node.op not in MOVING:
+        if not moves(node):
             return term(node.op, *args, **dict(node.attrs))
         if is_moved(node):
             return self._operand(node)
-        match node.op:
-            case "slice":
+        match traits(node).lowering:
+            case Lowering.SLICE:
                 return self._sliced(node, args[0])
-            case "concat":
+            case Lowering.CONCAT:
                 return self._joined(args, node.attr("axis"))
-            case "pad":
+            case Lowering.PAD:
                 return self._padded(node, args[0])
         return self._gathered(node, args)
 
@@ -298,6 +299,10 @@ class _Pushing:
             if label in labels:
                 arg = self.pushed(arg, axis, _of_axis(labels, label, moved, unifier))
         return arg
+
+
+def _repeats(node: Node) -> bool:
+    return traits(node).lowering is Lowering.EXPAND
 
 
 def _size(node: Node, axis: int) -> int:

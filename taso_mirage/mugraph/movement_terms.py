@@ -10,12 +10,13 @@ import numpy as np
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node, constant, is_float, is_part, numpy_dtype, topological, with_args
 from taso_mirage.meanings.base import window_count
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import TermBuilder, Untraceable, term
+from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 
-MOVING = ("slice", "concat", "pad", "gather")
+MOVING = frozenset((Lowering.SLICE, Lowering.CONCAT, Lowering.PAD, Lowering.GATHER))
 """The operators that move elements between axes; others are defined by them."""
 REDUCTIONS = {np.add: "reduce_sum", np.maximum: "reduce_max"}
 """The operators that fold by these functions."""
@@ -87,6 +88,11 @@ class _MovementTerms(TermBuilder):
         return object.__getattribute__(self, name) if own else super().__getattribute__(name)
 
 
+def moves(node: Node) -> bool:
+    """Whether a term is of MOVING."""
+    return traits(node).lowering in MOVING
+
+
 def movements(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """The outputs with every other operator that moves elements (a split, a tile, the windows of a
     convolution) by those of MOVING."""
@@ -95,12 +101,12 @@ def movements(outputs: Sequence[Node]) -> tuple[Node, ...]:
         new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
         whole = new.args[0] if is_part(new) else new
         made = None
-        if whole.args and whole.op not in MOVING:
+        if whole.args and not moves(whole):
             try:
                 made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
             except TasoMirageError:
                 made = None
         part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
-        moving = isinstance(part, Node) and any(n.op in MOVING for n in topological([part], stop=whole.args))
+        moving = isinstance(part, Node) and any(map(moves, topological([part], stop=whole.args)))
         done[node] = part if moving and isinstance(part, Node) else new
     return tuple([done[output] for output in outputs])
