@@ -24,6 +24,7 @@ from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
     ABSENT,
+    LEAVES,
     Graph,
     Node,
     constant,
@@ -52,6 +53,8 @@ from taso_mirage.prove.symbolic import Proved, prove_symbolic
 Positions = NDArray[np.int64]
 ANY = -1
 """The old position of a new one whose element nothing reads."""
+FILLS = "constant"
+"""The mode of a pad with a number."""
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
 NUMBERED = 2**22
@@ -105,12 +108,12 @@ def moved_goal(goal: Graph, spread: bool = False) -> MovedGoal:
     whole = movements(inlined(goal.outputs))
     if not any(moves(n) or (spread and _repeats(n)) for n in topological(whole)):
         return same
-    names = frozenset(n.attr("name") for n in topological(whole) if n.op in ("input", "weight"))
+    names = frozenset(n.attr("name") for n in topological(whole) if n.op in LEAVES)
     pushing = _Pushing(names, spread)
     outputs = tuple([pushing.built(output) for output in whole])
     if outputs == whole:
         return same
-    read = [n for n in topological(outputs) if n.op == "input"]
+    read = [n for n in topological(outputs) if n.op in LEAVES]
     given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
     inputs = tuple([leaf for leaf in given if leaf in read])
     return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
@@ -179,7 +182,7 @@ class _Pushing:
     def _operand(self, moved: Node) -> Node:
         """The input of the core for a movement of inputs."""
         if moved not in self.operands:
-            names = sorted({n.attr("name") for n in topological([moved]) if n.op in ("input", "weight")})
+            names = sorted({n.attr("name") for n in topological([moved]) if n.op in LEAVES})
             said = f"{'_'.join(names) or 'mask'}_{len(self.operands)}"
             while said in self.names:
                 said += "_"
@@ -216,7 +219,7 @@ class _Pushing:
         return made
 
     def _padded(self, node: Node, x: Node) -> Node:
-        if node.attr("mode") != "constant":
+        if node.attr("mode") != FILLS:
             raise Unsupported(f"a pad of mode {node.attr('mode')} of a computed term")
         rank, pads = x.tensor.rank, node.attr("pads")
         for axis in range(rank):

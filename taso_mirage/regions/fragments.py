@@ -212,7 +212,7 @@ class _Growing:
         if found is None or self._moves_free_sizes(graph, leaves, results):
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
-        if traits(node).windowed:  # a library computes windows best: only a few pixels are a linear layer
+        if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
             kind = kind_by_labels(found, weights, PIXELS)
             return kind if kind is RegionKind.LINEAR else None
         whole = sums_integers(node) or self._single(node)
