@@ -41,7 +41,7 @@ from taso_mirage.mugraph.derivations.scalar_terms import below
 from taso_mirage.mugraph.goal import Labelled, is_packed, refuse
 from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.movement_terms import movements, moves
+from taso_mirage.mugraph.movement_terms import movements, moves_elements
 from taso_mirage.mugraph.opaque_functions import is_scalar
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
@@ -106,7 +106,7 @@ def moved_goal(goal: Graph, spread: bool = False) -> MovedGoal:
     """
     same = MovedGoal(goal, goal, goal.inputs)
     whole = movements(inlined(goal.outputs))
-    if not any(moves(n) or (spread and _repeats(n)) for n in topological(whole)):
+    if not any(moves_elements(n) or (spread and _repeats(n)) for n in topological(whole)):
         return same
     names = frozenset(n.attr("name") for n in topological(whole) if n.op in LEAVES)
     pushing = _Pushing(names, spread)
@@ -166,7 +166,7 @@ class _Pushing:
         args = [self.built_.get(a, a) for a in node.args]
         if self.spread and _repeats(node) and is_float(node.dtype):
             return self._spread(args[0], node.shape)
-        if not moves(node):
+        if not moves_elements(node):
             return term(node.op, *args, **dict(node.attrs))
         if is_moved(node):
             return self._operand(node)

@@ -88,7 +88,7 @@ class _MovementTerms(TermBuilder):
         return object.__getattribute__(self, name) if own else super().__getattribute__(name)
 
 
-def moves(node: Node) -> bool:
+def moves_elements(node: Node) -> bool:
     """Whether a term is of MOVING."""
     return traits(node).lowering in MOVING
 
@@ -101,12 +101,12 @@ def movements(outputs: Sequence[Node]) -> tuple[Node, ...]:
         new = with_args(node, tuple([done.get(a, a) for a in node.args])) if node.args else node
         whole = new.args[0] if is_part(new) else new
         made = None
-        if whole.args and not moves(whole):
+        if whole.args and not moves_elements(whole):
             try:
                 made = interpret_term(whole, _MovementTerms(), [None if a is ABSENT else a for a in whole.args])
             except TasoMirageError:
                 made = None
         part = made[new.attr("index")] if isinstance(made, tuple) and is_part(new) else made
-        moving = isinstance(part, Node) and any(map(moves, topological([part], stop=whole.args)))
+        moving = isinstance(part, Node) and any(map(moves_elements, topological([part], stop=whole.args)))
         done[node] = part if moving and isinstance(part, Node) else new
     return tuple([done[output] for output in outputs])

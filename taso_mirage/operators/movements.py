@@ -12,12 +12,14 @@ import numpy as np
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, evaluate
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node, Tensor, is_constant, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.conditions import Conditions
 from taso_mirage.meanings.index_maps import IndexMap, IndexMapMeaning, position, row_numbers
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.ops import traits
 
 
 def is_moved(node: Node) -> bool:
@@ -94,11 +96,12 @@ def is_index_map(node: Node, found: IndexMap) -> bool:
     rng = np.random.default_rng(0)
     below = topological([node])
     arrays: dict[Node, Array] = {n: n.attr("value").numpy() for n in below if is_constant(n)}
-    for gather in [n for n in below if n.op == "gather"]:
+    gathers = [n for n in below if traits(n).lowering is Lowering.GATHER]
+    for gather in gathers:
         count = int(gather.args[0].shape[gather.attr("axis")])
         rows = [n for n in topological([gather.args[1]]) if not n.args and n not in arrays]
         arrays |= {n: rng.integers(-count, count, n.shape) for n in rows}
-    indices = {n for gather in below if gather.op == "gather" for n in topological([gather.args[1]])}
+    indices = {n for gather in gathers for n in topological([gather.args[1]])}
     first = 1.0
     for leaf in [n for n in below if not n.args and n not in indices]:
         arrays[leaf] = first + np.arange(prod(map(int, leaf.shape)), dtype=np.float64).reshape(leaf.shape)

@@ -120,15 +120,10 @@ UNDER = ("prove", "rules"), ("forms", "base")
 OWN = {
     "ir/mugraph.py": {"accumulate", "combine", "kernel", "running_max"},
     "report/leftover.py": {"conv", "gemm", "matmul"},
-    "mugraph/free_moves.py": {"concat", "expand", "gather", "pad", "reshape", "slice", "transpose"},
-    "mugraph/moved_goal.py": {"concat", "expand", "pad", "slice"},
-    "mugraph/movement_terms.py": {"concat", "gather", "pad", "slice"},
-    "operators/movements.py": {"gather"},
     "devices/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
 }
 """The parts of a muGraph's body besides operators, as `KINDS` has them for a term; words of a
-report; the primitives that move elements, whose terms are these operators; facts about a runtime's
-kernels, each by its operator."""
+report; facts about a runtime's kernels, each by its operator."""
 
 
 @pytest.mark.lint("taso_mirage", "op_specs")
