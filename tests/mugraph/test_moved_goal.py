@@ -11,7 +11,7 @@ from taso_mirage.ir.terms import Graph, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import labelled_goal, moved_goal
-from taso_mirage.mugraph.movement_terms import moves
+from taso_mirage.mugraph.movement_terms import moves_elements
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.movements import is_moved
@@ -29,7 +29,7 @@ def test_movements_reach_the_operands(name: str) -> None:
     given = goal(GOALS[name])
     made = moved_goal(given)
     assert made.moves
-    assert not any(map(moves, topological(made.core.outputs)))
+    assert not any(map(moves_elements, topological(made.core.outputs)))
     label(made.core)
     assert made.is_equal()
     assert all(is_moved(x) or x in given.inputs for x in made.operands)

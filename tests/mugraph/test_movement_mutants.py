@@ -138,11 +138,13 @@ def refused_maps(name: str) -> Counter[str]:
 
 CHAINS = [str(seed) for seed in range(30)]
 """Random chains of movements."""
+OPERANDS = [name for name in MOVED if name != "bodies"]
+"""The muGraphs whose operands are movements; the other one has them in bodies."""
 
 
-@pytest.mark.parametrize("name", [*MOVED, *CHAINS])
+@pytest.mark.parametrize("name", [*OPERANDS, *CHAINS])
 def test_wrong_index_maps_are_refused(name: str) -> None:
-    refused_maps(name)
+    assert refused_maps(name).total() > 0
 
 
 def test_three_hundred_wrong_movements_are_refused() -> None:
