@@ -283,8 +283,8 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
                 value = sizes[atom]
             else:
                 value = evaluate(atom.numerator, sizes) // evaluate(atom.denominator, sizes)
-            coefficient *= value**power
-        total += coefficient
+            coefficient = coefficient * value**power  # arrays of several shapes broadcast
+        total = total + coefficient
     return total
 
 

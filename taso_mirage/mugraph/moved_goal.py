@@ -58,7 +58,11 @@ FILLS = "constant"
 COMPUTED = 2**30
 """The largest number of operations of a goal that is computed to be compared."""
 NUMBERED = 2**22
-"""The largest number of elements of an operand whose index map is compared at each of them."""
+"""The largest number of elements of an axis along which computed terms move, and of an operand
+whose index map is compared at each of them."""
+READ = 2**24
+"""The largest number of elements of the inputs of a goal that is computed to be compared, or whose
+operands are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,15 @@ class MovedGoal:
         other = self.restored(self.core)
         if not isinstance(prove_symbolic(self.goal.outputs, other.outputs), Proved):
             few = sum(work(n, {}).flops for n in (*self.goal, *other) if n.args) <= COMPUTED
-            if not few or not same_results(self.goal, other):
+            if not few or _read([*self.goal.inputs]) > READ or not same_results(self.goal, other):
                 return False
-        return all(is_index_map(x, index_map(x)) for x in self.operands if x.args and prod(x.shape) <= NUMBERED)
+        compared = [x for x in self.operands if x.args and prod(x.shape) <= NUMBERED and _read([x]) <= READ]
+        return all(is_index_map(x, index_map(x)) for x in compared)
+
+
+def _read(nodes: Sequence[Node]) -> int:
+    """The number of elements of the leaves of some terms."""
+    return sum(prod(map(int, x.shape)) for x in topological(nodes) if not x.args)
 
 
 @lru_cache(maxsize=1024)
@@ -224,6 +234,7 @@ class _Pushing:
         rank, pads = x.tensor.rank, node.attr("pads")
         for axis in range(rank):
             low, high, n = pads[axis], pads[rank + axis], _size(x, axis)
+            _size(node, axis)
             positions = np.arange(-low, n + high)
             positions[(positions < 0) | (positions >= n)] = ANY
             if low or high:
@@ -312,6 +323,8 @@ def _size(node: Node, axis: int) -> int:
     size = node.shape[axis]
     if not isinstance(size, int):
         raise Unsupported(f"the dim {size}: sizes must be fixed")
+    if size > NUMBERED:
+        raise Unsupported(f"a movement along {size} elements, of {node.op}: it lists at most {NUMBERED}")
     return size
 
 
@@ -332,6 +345,8 @@ def _of_first(positions: Positions, sizes: Sequence[int], node: Node) -> Positio
 
 def _of_axis(labels: AxisLabels, label: int, moved: Positions, unifier: Unifier) -> Positions:
     """The positions along an axis of several labels, of which one is moved."""
+    if (size := unifier.size(labels)) > NUMBERED:
+        raise Unsupported(f"a movement along {size} elements of merged dims: it lists at most {NUMBERED}")
     axes = [moved if x == label else np.arange(unifier.sizes[x]) for x in labels]
     found, valid = np.zeros((), np.int64), np.ones((), bool)
     for x, own in zip(labels, axes, strict=True):

@@ -18,6 +18,9 @@ from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 
 MOVING = frozenset((Lowering.SLICE, Lowering.CONCAT, Lowering.PAD, Lowering.GATHER))
 """The operators that move elements between axes; others are defined by them."""
+LONGEST = 2**20
+"""The largest number of rows that a movement lists: of all windows of an axis, or of the triangle
+of a running sum."""
 REDUCTIONS = {np.add: "reduce_sum", np.maximum: "reduce_max"}
 """The operators that fold by these functions."""
 
@@ -57,6 +60,8 @@ class _MovementTerms(TermBuilder):
         """Each axis by a gather of its windows, whose elements are one axis more, at the end."""
         for axis, size, stride, dilation in zip(axes, sizes, strides, dilations, strict=True):
             count = window_count(a.shape[axis], size, stride, dilation)
+            if int(count) * size > LONGEST:
+                raise Untraceable(f"{count} windows of {size} elements are too many rows")
             rows = np.arange(int(count))[:, None] * stride + np.arange(size) * dilation
             rank = a.tensor.rank + 1
             made = term("gather", a, constant(rows), axis=axis)
@@ -72,6 +77,8 @@ class _MovementTerms(TermBuilder):
         n, rank = a.shape[axis], a.tensor.rank
         if fn is not np.add or not isinstance(n, int) or not is_float(a.dtype):
             raise Untraceable(f"a running fold of {fn} is no operator")
+        if n * n > LONGEST:
+            raise Untraceable(f"a triangle of {n} rows is too large")
         ones = term("expand", constant(np.ones(1, numpy_dtype(a.dtype))), shape=(n,))
         rows = n - 1 - np.arange(n)[:, None] + np.arange(n)
         triangle = term("gather", term("pad", ones, pads=(0, n - 1), value=0.0), constant(rows), axis=0)

@@ -58,7 +58,7 @@ def moved_elements(found: IndexMap, arrays: Mapping[Node, Array]) -> Array:
     fill, and where an index is outside of its source.
     """
     shape = tuple([int(n) for n in found.shape])
-    names: dict[str, Any] = {position(i): each for i, each in enumerate(np.indices(shape))}
+    names: dict[str, Any] = {position(i): each for i, each in enumerate(np.indices(shape, sparse=True))}
 
     def numbers(e: Dim) -> Array:
         return np.broadcast_to(evaluate(e, names), shape)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from moved_goals import GOALS, A, W, goal, part
+from mugraphs import leaf
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import labelled_goal, moved_goal
@@ -16,6 +19,8 @@ from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term
+
+LINE = {"strides": (1,), "pads": (0, 0), "dilations": (1,)}
 
 
 def values(graph: Graph) -> list[np.ndarray]:
@@ -58,6 +63,36 @@ def test_a_part_of_an_axis_that_is_needed_whole_is_refused_with_the_operator() -
         moved_goal(goal([part(term("argmax", A, axis=1), 0, 2, 7)]))
     with pytest.raises(Unsupported, match=r"reshape .* merges dims"):
         moved_goal(goal([part(term("reshape", term("relu", A), shape=(128,)), 0, 3, 9)]))
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        term("relu", term("cumsum", leaf("long", "float32", 2, 200_000), axis=1)),
+        term("relu", term("conv", leaf("sound", "float32", 1, 1, 9_000_000), leaf("w", "float32", 1, 1, 400), **LINE)),
+        part(term("relu", leaf("wide", "float32", 500_000_000)), 0, 5, 400_000_000),
+        part(term("reshape", term("relu", leaf("flat", "float32", 400_000_000)), shape=(4, 100_000_000)), 0, 1, 3),
+    ],
+    ids=["running sum", "windows", "axis", "merged dims"],
+)
+def test_a_movement_of_many_rows_is_refused_without_their_memory(long: Node) -> None:
+    """Each would list gigabytes of positions."""
+    tracemalloc.start()
+    with pytest.raises(Unsupported):
+        label(moved_goal(goal([long])).core)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**27
+
+
+def test_the_map_of_a_large_table_takes_no_memory_of_its_size() -> None:
+    table, rows = leaf("table", "float16", 2_000_000, 512), leaf("rows", "int64", 4)
+    moved = moved_goal(goal([term("relu", term("gather", table, rows, axis=0))]))
+    tracemalloc.start()
+    assert moved.is_equal()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**27
 
 
 def test_a_result_may_be_repeated() -> None:
