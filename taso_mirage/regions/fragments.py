@@ -41,12 +41,14 @@ from taso_mirage.mugraph.goal import LOADED, MADE
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
+from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.horizontal import groups
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
+from taso_mirage.rewriting.derived_traits import multiplies
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region, and of inputs of one of its lanes."""
@@ -209,7 +211,7 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None or self._moves_free_sizes(graph, leaves, results):
+        if found is None or self._moves_free_sizes(graph, leaves, results) or _successive_products(found) > PRODUCTS:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
         if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
@@ -408,3 +410,12 @@ class _Growing:
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
             self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
+
+
+def _successive_products(goal: Labelled) -> int:
+    """The number of products of which each reads the one before: three in an operator that also
+    projects the operands of its attention, which a library computes best."""
+    found: dict[Node, int] = {}
+    for node in topological(inlined(goal.graph.outputs)):
+        found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
+    return max(found.values())

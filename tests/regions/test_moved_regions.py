@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from block_linear_models import model as weighted
 from moved_goals import part
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
+from taso_mirage.regions.fragments import fragments
 from taso_mirage.regions.free_regions import free_regions
 
 S = symbol("s")
@@ -67,3 +69,14 @@ def test_rows_that_integers_choose_are_in_the_region_that_reads_them() -> None:
     scaled = term("mul", norm, term("cast", term("reshape", rows, shape=(6, 1)), to="float32"))
     ((kind, _),) = free_regions(model(Graph((table, rows), (scaled,))), {}, 1, False)[0].items()
     assert not any(n.op == "cast" for n in kind.goal)
+
+
+def test_an_operator_that_projects_its_attention_is_in_no_region() -> None:
+    """The operator has three products in turn, the first split in three parts."""
+    w, b, out = (
+        weight(name, Tensor("float32", shape)) for name, shape in (("w", (16, 48)), ("b", (48,)), ("o", (16, 16)))
+    )
+    packed = term("packed_attention", leaf("x", 1, 8, 16), w, b, num_heads=2)
+    found = fragments(weighted(term("relu", term("matmul", packed, out))), {})
+    ((graph, _),) = found.items()
+    assert [n.op for n in graph if n.args] == ["matmul", "relu"]
