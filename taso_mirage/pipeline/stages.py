@@ -180,7 +180,7 @@ def explain(job: Job, result: Result) -> Result:
     profiled = profile(job, result, PROFILE_SHARE * seconds)
     left = max(began + seconds - time.monotonic(), 0.0)
     listed = tuple(explained(result, job.config, job.progress, left))
-    known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
+    known = job.config if left > 0 else replace(job.config, measure=False)
     times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
     return replace(result, explanations=listed, times=times, profile=profiled)
 
@@ -307,8 +307,8 @@ def _run_stages(
     try:
         with child().within(deadline):
             with _backend(config) as backend, _searchers(config) as ready:
-                with measuring(config) as (cache, executor):
-                    job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
+                with measuring(config) as cache:
+                    job = Job(config, progress, stop, cache, deadline=deadline, reading=reading)
                     job.terms = len(model.nodes())
                     job.nested, job.backend, job.searchers = optimize_model, backend, ready
                     if config.trace is not None:

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sources import nodes
 
 import taso_mirage
-from taso_mirage import api
+from taso_mirage import options
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.errors import InvalidModel, TasoMirageError, Unsupported
 from taso_mirage.measure import session as runtime
@@ -357,7 +357,7 @@ def test_the_interface_for_python(place: Place) -> None:
         "session",
         "superoptimize",
     }
-    told = {each.name for each in fields(api.Options)}
+    told = {each.name for each in fields(options.Options)}
     asked = {each.name for each in commands()["optimize"].params} - {"model", "as_json"}
     assert told - asked == {"began", "progress", "candidates", "stop", "command"}
     quick: dict[str, Any] = {"budget": 0.0, "measure": False, "kernels": "off", "elsewhere": False}
