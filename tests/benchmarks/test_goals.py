@@ -109,8 +109,8 @@ def test_the_peer_of_pytorch_computes_the_goal(name: str, bench: ModuleType, che
     graph = bench.FORMS[name]()
     given = checks.arrays(graph)
     inputs = [*map(torch.tensor, given)]
-    peer = checks.eager(graph, "cpu")
-    for call in (peer, checks.as_module(peer, inputs)):
+    peer = peers.function(graph, "cpu")
+    for call in (peer, peers.as_module(peer, inputs)):
         assert checks.difference([x.numpy() for x in call(*inputs)], checks.exact(graph, given)) < 1e-5
 
 
