@@ -53,8 +53,9 @@ from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 from taso_mirage.rewriting.text import parse_graph  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
-SCALE, LEAST = 8, 16
-"""The factor of the sizes of a corpus, from this size on: heads and batches stay."""
+SCALE, LEAST, MOST = 8, 16, 1 << 14
+"""The factor of the sizes of a corpus, and the sizes that grow: heads and batches stay, and what is
+larger is no size."""
 OPERATORS = 3
 """The least number of operators of a region."""
 PRODUCTS = (
@@ -96,14 +97,14 @@ def operators(graph: Graph) -> list[str]:
 def enlarged(lines: Sequence[str]) -> Graph | None:
     """A goal of a corpus with SCALE times its sizes; None where some of them are products or sums
     of others that do not grow alike."""
-    grown = re.sub(r"(?<![\w.'-])(\d+)(?![\w.'])", lambda m: str(_grown(int(m[1]))), "\n".join(lines))
+    grown = re.sub(r"(?<![\w.'+-])(\d+)(?![\w.'])", lambda m: str(_grown(int(m[1]))), "\n".join(lines))
     with suppress(TasoMirageError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return parse_graph(grown)
     return None
 
 
 def _grown(size: int) -> int:
-    return SCALE * size if size >= LEAST else size
+    return SCALE * size if LEAST <= size <= MOST else size
 
 
 @cache
