@@ -182,7 +182,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "rotary embedding": partial(rotary, heads=32, rows=2048),
     "convolution, SiLU": partial(convolution_silu, batch=8, channels=64, results=128, side=56),
     "depthwise 7x7, layer norm": partial(depthwise_norm, batch=8, side=56),
-    "running sums": partial(running_sums, rows=4096, width=1024),
+    "running sums": partial(running_sums, rows=4096, width=256),
     "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
     "cache append": partial(cache_append, heads=32, past=2047, width=128),
     "cross attention": partial(cross_attention, heads=20, rows=4),

@@ -1,5 +1,5 @@
 """The peers of a goal in PyTorch: eager, torch.compile, and the libraries' operators in it: SDPA's
-back ends for attention, cuBLAS with a bias for products.
+back ends for attention, cuBLAS with a bias for products, cuDNN with channels last.
 
 A goal is a function of tensors by the meaning of its terms in PyTorch (`taso_mirage/torch`). A
 *site* is a term that a library has as one operator; its value is computed by that one.
@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from taso_mirage.emit import tune
+from taso_mirage.emit.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, users, variable
 from taso_mirage.operators.interpret import interpret, retyped
+from taso_mirage.operators.ops import traits
 
 Function = Callable[..., Any]
 Call = Callable[[Any, Callable[[Node], Any]], Any]
@@ -117,21 +120,44 @@ def _linear(x: Node, w: Node, b: Node, xp: Any, value: Callable[[Node], Any]) ->
     return torch.addmm(value(b), rows.reshape(-1, rows.shape[-1]), value(w)).reshape(*rows.shape[:-1], -1)
 
 
-def kinds(goal: Graph, inputs: Sequence[Any]) -> Iterator[tuple[str, Function, Any]]:
-    """The peers of a goal: a label, a function of its inputs, and SDPA's back end."""
+def kinds(goal: Graph) -> Iterator[tuple[str, Function, Any, list[list[Any]]]]:
+    """The peers of a goal: a label, a function of its inputs, SDPA's back end, and the inputs."""
     import torch
     from torch.nn.attention import SDPBackend
 
     compiled = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
-    plain = as_module(function(goal, "cuda"), inputs)
-    yield "eager", plain, None
-    yield "torch.compile", compiled(plain), None
+    for layout, sets in _layouts(goal):
+        plain = as_module(function(goal, "cuda"), sets[0])
+        yield f"eager{layout}", plain, None, sets
+        yield f"torch.compile{layout}", compiled(plain), None, sets
     if sites := products(goal):
-        yield "cuBLAS with a bias", as_module(function(goal, "cuda", sites), inputs), None
+        yield "cuBLAS with a bias", as_module(function(goal, "cuda", sites), sets[0]), None, sets
     if sites := attentions(goal):
         made = function(goal, "cuda", sites)
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
-            yield f"SDPA {backend.name.split('_')[0].lower()}", made, backend
+            yield f"SDPA {backend.name.split('_')[0].lower()}", made, backend, sets
+
+
+def _layouts(goal: Graph) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Sets of inputs; of a goal with windows also with channels last, made ahead of time."""
+    import torch
+
+    sets = input_sets(goal)
+    if any(traits(n).windowed for n in topological(goal.outputs) if n.args):
+        form = torch.channels_last
+        last = [[x.contiguous(memory_format=form) if x.dim() == 4 else x for x in inputs] for inputs in sets]
+        yield ", channels last", last
+    yield "", sets
+
+
+def input_sets(goal: Graph) -> list[list[Any]]:
+    """Random inputs on the GPU, as programs of the goal get them."""
+    shapes = [(x.attr("name"), x.dtype, tuple(map(int, x.shape))) for x in goal.inputs]
+    buffers = tuple([TritonBuffer(*each, "input", tuple(range(len(each[2])))) for each in shapes])
+    sets = tune.input_sets(TritonProgram("", buffers, ()))
+    for inputs in sets:
+        prepared(goal)(inputs)
+    return sets
 
 
 # ---------------------------------------------------------------- integers of a run

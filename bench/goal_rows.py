@@ -32,6 +32,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
@@ -47,10 +49,19 @@ from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.emit import tune  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
-from taso_mirage.ir.terms import Graph  # noqa: E402
+from taso_mirage.ir.model import StoredWeight  # noqa: E402
+from taso_mirage.ir.terms import Graph, substitute, weight  # noqa: E402
+from taso_mirage.lowering.cuda import CudaLowering  # noqa: E402
 from taso_mirage.mugraph.checkpoint import to_json  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
+from taso_mirage.onnx_io import from_ir, to_ir  # noqa: E402
+from taso_mirage.onnx_io.build import standalone  # noqa: E402
+from taso_mirage.operators.ops import traits  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
+from taso_mirage.pipeline.fuse.kinds import find_kinds  # noqa: E402
+from taso_mirage.regions.contained import raised  # noqa: E402
 from taso_mirage.rewriting.text import parse_graph  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
 
 SCALE, LEAST, MOST = 8, 16, 1 << 14
@@ -58,6 +69,8 @@ SCALE, LEAST, MOST = 8, 16, 1 << 14
 larger is no size."""
 OPERATORS = 3
 """The least number of operators of a region."""
+CAPABILITY = 90
+"""The GPU for which kernels of forms are made: sm_90."""
 PRODUCTS = (
     "norm product gelu 128",
     "residual norm product 32",
@@ -113,9 +126,27 @@ def goal(case: str) -> Graph:
     return goal_peers.with_floats(rows()[case](), "float16")
 
 
+@cache
+def own_goal(case: str) -> Graph:
+    """The goal for which kernels are searched: of a convolution that a form has kernels for, the
+    term that a model has in its place, with channels last and the operators that it fuses."""
+    graph = goal(case)
+    if not any(traits(n).windowed for n in graph if n.args):
+        return graph
+    x, *others = graph.inputs
+    weights = {leaf: weight(leaf.attr("name"), leaf.tensor) for leaf in others}
+    held = {leaf.attr("name"): StoredWeight(np.ones([int(n) for n in leaf.shape], leaf.dtype)) for leaf in others}
+    model = from_ir(to_ir(standalone(Graph((x,), substitute(graph.outputs, weights)), {"": 20}, held)))
+    model = optimize_model(model, Config(measure=False, budget=5.0)).model  # which puts pads into convolutions
+    kinds = find_kinds(model, {}, CudaLowering(H100, "", CAPABILITY), lambda: False, raised)
+    computed = [n.op for n in kinds.model.nodes() if n.args and n.op not in ("transpose", "cast")]
+    goals = [kind.goal for kind in kinds.places if kind.goal in kinds.prepared]
+    return goals[0] if len(computed) == len(goals) == 1 else graph
+
+
 def searched(case: str, best: int, budget: float) -> list[dict[str, Any]]:
     """The muGraphs of a row, the fastest by the model first, as JSON."""
-    graph = goal(case)
+    graph = own_goal(case)
     by_hand = GPU_GOALS.read(graph)
     if by_hand is not None:
         return [to_json(each.graph) for each in by_hand.mugraphs(graph, H100)[:best]]
@@ -128,7 +159,8 @@ def searched(case: str, best: int, budget: float) -> list[dict[str, Any]]:
 class Side:
     """One kind of jobs in processes of their own, at most `count` at a time."""
 
-    def __init__(self, side: str, count: int, options: argparse.Namespace) -> None:
+    def __init__(self, side: str, goal: Callable[[str], Graph], count: int, options: argparse.Namespace) -> None:
+        self.goal = goal
         self.workers = Workers(f"goal_times:{goal_times.step.__name__}", count, options.limit, ("torch", "triton"))
         self.side, self.options, self.threads = side, options, ThreadPoolExecutor(count)
 
@@ -139,7 +171,9 @@ class Side:
         if time.perf_counter() > self.options.end:
             return {"problem": "no time was left"}
         settings = {"workers": self.options.workers, "tuning": self.options.tuning}
-        found = self.workers({"side": self.side, "goal": to_json(goal(case)), "graphs": graphs, **settings}).result()
+        found = self.workers(
+            {"side": self.side, "goal": to_json(self.goal(case)), "graphs": graphs, **settings}
+        ).result()
         return {"problem": "late, or its process ended"} if found is None else found
 
     def close(self) -> None:
@@ -223,7 +257,7 @@ def main() -> None:
     done = {row["case"] for row in kept.kept if "ours" in row and row.get("baselines")}
     cases = [c for c in cases if not (options.missing and c in done)]
     os.environ[goal_times.LOCK] = f"{path}.lock"
-    with closing(Side("ours", 1, options)) as ours, closing(Side("peers", 2, options)) as others:
+    with closing(Side("ours", own_goal, 1, options)) as ours, closing(Side("peers", goal, 2, options)) as others:
         asked = {}
         for case, graphs in search_all(cases, options):
             asked[case] = ours(case, graphs), others(case, graphs)

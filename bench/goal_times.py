@@ -1,5 +1,5 @@
-"""The time of a goal on one NVIDIA GPU: of the best of our programs (`tuned`) and of PyTorch's peers
-(`timed_peers`), each a job as JSON in a process of its own.
+"""The time of a goal on one NVIDIA GPU: of the best of our programs (`tuned`), and of PyTorch's
+peers (`timed_peers`), each a job as JSON in a process of its own.
 
 Jobs run beside each other, since most of their time is that of compilers. One of them at a time
 holds the clock of the GPU (`held`): for each of our programs, and for each choice that
@@ -27,6 +27,7 @@ from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.emit import compile_jobs, triton, tune  # noqa: E402
 from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
+from taso_mirage.forms.base.form import in_operators  # noqa: E402
 from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.mugraph.checkpoint import from_json  # noqa: E402
 from taso_mirage.system.workers import Workers  # noqa: E402
@@ -90,7 +91,8 @@ def programs(found: Sequence[Any]) -> list[TritonProgram]:
 
 def checker(graph: Graph, errors: list[float], tolerance: float = TOLERANCE) -> tune.Check:
     """Whether results are the goal's in float64, by norm; the errors are noted."""
-    reference = goal_peers.function(goal_peers.with_floats(graph, "float64"), "cuda")
+    written = Graph(graph.inputs, in_operators(graph.outputs))
+    reference = goal_peers.function(goal_peers.with_floats(written, "float64"), "cuda")
     known: dict[int, Any] = {}
 
     def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
@@ -163,12 +165,9 @@ def timed_peers(job: Mapping[str, Any]) -> dict[str, Any]:
     if not hasattr(benchmarker, "of_one"):  # the choices of torch.compile are measured alone, too
         benchmarker.of_one, benchmarker.benchmark_gpu = True, alone(benchmarker.benchmark_gpu)
     graph, start = from_json(job["goal"]), time.perf_counter()
-    sets = tune.input_sets(programs(job["graphs"][:1])[0])
-    for inputs in sets:
-        goal_peers.prepared(graph)(inputs)
     errors = list[float]()
     check, times, notes = checker(graph, errors, OTHERS), dict[str, float](), dict[str, str]()
-    for label, call, backend in goal_peers.kinds(graph, sets[0]):
+    for label, call, backend, sets in goal_peers.kinds(graph):
         torch._dynamo.reset()
         try:
             with sdpa_kernel([backend or SDPBackend.MATH]), torch.inference_mode():

@@ -1,12 +1,12 @@
-"""One launch of each kind of generated GPU kernel on a GPU, compared with float64, and under NVIDIA's
-compute-sanitizer.
+"""One launch of each kind of generated GPU kernel on a GPU, compared with float64, and under
+NVIDIA's compute-sanitizer.
 
     python bench/sanitized.py FILE --prepare
     python bench/sanitized.py FILE [--tools memcheck racecheck] [--limit 150] [-o RESULTS.json]
 
-`--prepare` writes the programs, which needs no GPU: of the forms (`tests/forms/*_gpu.py`) with their
-epilogues and prologues, of the common forms of `goal_forms.py`, and of the goals whose elements
-move. Sizes are small and odd, so that blocks are not full. The other command runs them, first
+`--prepare` writes the programs, which needs no GPU: of the forms (`tests/forms/*_gpu.py`) with
+their epilogues and prologues, of the common forms of `goal_forms.py`, and of the goals whose
+elements move. Sizes are small and odd, so that blocks are not full. The other command runs them, first
 without a tool, which also compiles them, then below each tool. It prints the programs that are off
 or of which a tool reports an error.
 """
@@ -115,7 +115,8 @@ def prepare(path: Path) -> None:
 
 
 def ran(cases: list[dict[str, Any]], folder: Path, limit: float, *tool: str) -> tuple[dict[str, Any], str]:
-    """What each case gave: an error relative to float64 or a problem, and what the tool reports."""
+    """The results of each case: the error relative to float64 or the problem, and the reports of the
+    tool."""
     (folder / "given.json").write_text(json.dumps(cases))
     (folder / "run.py").write_text(RUN)
     command = [*tool, sys.executable, str(folder / "run.py"), str(folder), *PATHS]
