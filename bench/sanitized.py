@@ -6,9 +6,9 @@ NVIDIA's compute-sanitizer.
 
 `--prepare` writes the programs, which needs no GPU: of the forms (`tests/forms/*_gpu.py`) with
 their epilogues and prologues, of the common forms of `goal_forms.py`, and of the goals whose
-elements move. Sizes are small and odd, so that blocks are not full. The other command runs them, first
-without a tool, which also compiles them, then below each tool. It prints the programs that are off
-or of which a tool reports an error.
+elements move. Sizes are small and odd, so that blocks are not full. The other command runs them,
+first without a tool, which also compiles them, then below each tool. It prints the programs that
+are off or of which a tool reports an error.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def prepare(path: Path) -> None:
 
 
 def ran(cases: list[dict[str, Any]], folder: Path, limit: float, *tool: str) -> tuple[dict[str, Any], str]:
-    """The results of each case: the error relative to float64 or the problem, and the reports of the
-    tool."""
+    """The results of each case: the error relative to float64 or the problem, and the reports of
+    the tool."""
     (folder / "given.json").write_text(json.dumps(cases))
     (folder / "run.py").write_text(RUN)
     command = [*tool, sys.executable, str(folder / "run.py"), str(folder), *PATHS]
