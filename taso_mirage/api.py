@@ -24,8 +24,8 @@ from taso_mirage.measure.session import begin_runtime
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, files_of, from_memory, like, load, save
 from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
+from taso_mirage.optimize_options import Options, options_of, several
 from taso_mirage.option_types import OptimizeOptions
-from taso_mirage.options import Options, options_of, several
 from taso_mirage.pipeline import stages
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report import certificate as certificates
@@ -169,8 +169,8 @@ OFTEN = 0.2
 
 
 def optimize_on(there: Cluster, given: Any, options: Options) -> Result:
-    """As `_with_files`, with all work on a worker, which gets the files' contents; this process
-    reads the model and writes the results."""
+    """The result with its files, made by a worker, which gets the contents of the model's files;
+    this process reads the model and writes the results."""
     if callable(options.may_grow):
         raise InvalidOption("may_grow: a function cannot be called by a worker of scheduler; give True or False")
     with _TERMS:

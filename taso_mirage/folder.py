@@ -22,7 +22,7 @@ from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, Runtime
 from taso_mirage.folder_report import FolderReport, ModelRow, earlier_digests, new_row, shown_row
 from taso_mirage.measure.cluster import Cluster, NotBegun
 from taso_mirage.onnx_io.files import data_beside, files_of
-from taso_mirage.options import Options, options_of
+from taso_mirage.optimize_options import Options, options_of
 from taso_mirage.report.data import or_null
 from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result

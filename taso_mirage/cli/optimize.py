@@ -265,7 +265,7 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, ti
 
 def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Result:
     from taso_mirage import api
-    from taso_mirage.options import options_of
+    from taso_mirage.optimize_options import options_of
     from taso_mirage.report import summary
 
     if log is not None:

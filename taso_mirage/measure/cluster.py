@@ -70,7 +70,7 @@ class Line:
 _RUNNING: dict[str, Line] = {}
 """The tasks that run in this process, which is a worker."""
 _ALONE = threading.Lock()
-"""Held by the task that runs: terms are interned for a process, and a measurement needs it alone."""
+"""The lock of the task that runs: terms are interned for a process, which measures alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,7 @@ def _stop(name: str) -> bool:
 
 
 def facts(target: Target | None) -> dict[str, str]:
-    """What results of this machine depend on, by name: versions, and for a target its runtime and
-    the machine."""
+    """Versions, and for a target its runtime and the machine, by name: results depend on them."""
     known = {"taso-mirage": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
     return known if target is None else known | {"runtime": target.runtime, "machine": target.machine}
 

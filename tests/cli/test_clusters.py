@@ -1,4 +1,4 @@
-"""The page about several machines: its commands and programs, as far as one machine can run them."""
+"""The page about several machines: its commands and programs, as far as one machine can."""
 
 from __future__ import annotations
 

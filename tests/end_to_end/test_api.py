@@ -16,12 +16,13 @@ import pytest
 from commandline import run
 from onnx import helper, numpy_helper
 
-from taso_mirage import api, options
+from taso_mirage import api
+from taso_mirage import optimize_options as options
 from taso_mirage.api import optimize
 from taso_mirage.cli import commands
 from taso_mirage.errors import CheckFailed, InvalidModel, InvalidOption
 from taso_mirage.onnx_io.files import from_memory as read
-from taso_mirage.options import Options
+from taso_mirage.optimize_options import Options
 from taso_mirage.pipeline.stage import Job, Kept, Stage
 from taso_mirage.pipeline.stage import run as run_stages
 from taso_mirage.pipeline.stages import CONCLUDED, FINISH, SEARCH

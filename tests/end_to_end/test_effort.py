@@ -13,7 +13,8 @@ from commandline import one_line, result_of, run
 from small_models import model
 
 import taso_mirage
-from taso_mirage import onnx_io, options
+from taso_mirage import onnx_io
+from taso_mirage import optimize_options as options
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.measure import session as runtime

@@ -14,7 +14,7 @@ from commandline import commands, run
 from small_models import shortened
 
 import taso_mirage
-from taso_mirage import options
+from taso_mirage import optimize_options as options
 from taso_mirage.errors import InvalidModel, InvalidOption
 
 QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}

@@ -41,7 +41,7 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"pipeline.fuse", "runtime.tensorrt"},
     {"pipeline"},
     {"option_types"},
-    {"options"},
+    {"optimize_options"},
     {"api"},
     {"folder_report"},
     {"folder"},

@@ -10,8 +10,8 @@ import pytest
 from mypy import api as mypy
 
 import taso_mirage
+from taso_mirage.optimize_options import Options
 from taso_mirage.option_types import ModuleOptions, OptimizeOptions
-from taso_mirage.options import Options
 from tests.harness.onnx_texts import built
 
 PACKAGE = Path(taso_mirage.__file__).parent
