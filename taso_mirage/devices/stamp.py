@@ -18,7 +18,7 @@ from taso_mirage.devices.openvino import options as openvino
 from taso_mirage.errors import InvalidModel
 
 TargetOptions = tuple[tuple[str, str], ...]
-TARGET_KEY, OPTIONS_KEY = "taso_mirage.target", "taso_mirage.optimize_options"
+TARGET_KEY, OPTIONS_KEY = "taso_mirage.target", "taso_mirage.options"
 KEYS = frozenset((TARGET_KEY, OPTIONS_KEY))
 KNOWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "cpu": cpu.KNOWN,

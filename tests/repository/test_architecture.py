@@ -60,7 +60,7 @@ LOOSE = {
     "version",
     "plugins",
     "option_types",
-    "options",
+    "optimize_options",
     "folder_report",
     "api",
     "folder",
