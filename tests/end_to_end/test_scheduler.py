@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +40,7 @@ class Here:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.alone = Lock()
 
     def run(self, function: Any, *args: Any, hear: Any, stop: Any = None) -> Any:
         if stop is not None and stop.asked:
@@ -47,7 +48,8 @@ class Here:
         self.names.append(function.__name__)
         line = Line("task", SimpleNamespace())
         line.tell = hear  # type: ignore[method-assign]
-        return function(line, *args)
+        with self.alone:  # as a worker
+            return function(line, *args)
 
 
 @pytest.fixture
