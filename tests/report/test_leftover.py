@@ -22,7 +22,7 @@ def test_the_line() -> None:
     found = leftover([(ATTENTION, 12, 0.002), (NORM, 24, 0.001), (ADD, 1, 0.0005)], [0, 2], 0.007, 20.0)
     assert found is not None
     assert str(found) == (
-        "1 of 3 kinds of regions tuned; --effort thorough or 40 s more would try: "
+        '1 of 3 kinds of regions tuned; effort="thorough" or 40 s more would try: '
         "attention (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
     )
 
@@ -97,7 +97,7 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     left = Leftover(2, 9, 40.0, (LeftRegion(ATTENTION, 12, 1.4),))
     result = replace(before, left=left)
     summary.show(result, Path("m.onnx"), [])
-    assert "left: 2 of 9 kinds of regions tuned; --effort thorough or 40 s more" in " ".join(
+    assert 'left: 2 of 9 kinds of regions tuned; effort="thorough" or 40 s more' in " ".join(
         capsys.readouterr().out.split()
     )
     told = result_data(result, Path("m.onnx"), [])["left"]
