@@ -86,9 +86,10 @@ def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
 def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:
-    """Raise an error before the work if an output, given by its option's name in Python, cannot be written,
-    or would overwrite another output, a weight file, or a file that is `read`. Files are compared
-    by identity, so links are recognised. With `in_place` the output may be the model itself."""
+    """Raise an error before the work if an output, given by its option's name in Python, cannot be
+    written, or would overwrite another output, a weight file, or a file that is `read`. Files are
+    compared by identity, so links are recognised. With `in_place` the output may be the model
+    itself."""
     seen: dict[Path, str] = {}
     for name, path in outputs.items():
         if path is None:

@@ -95,7 +95,7 @@ def test_there_are_many_of_both_kinds() -> None:
 
 
 def test_no_message_of_python_speaks_the_command_line_and_the_other_way_round() -> None:
-    """Options as `--name` in Python, and as `name=` on the command line, are of the other caller."""
+    """No message has an option in the form of the other caller: `--name` or `name=`."""
     lines = KEPT.read_text().splitlines()
     for usage, said in pairwise(lines):
         if usage.startswith(CALL):

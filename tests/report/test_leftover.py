@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -108,5 +109,5 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
         "seconds": 40.0,
         "regions": [{"operators": [*ATTENTION], "places": 12, "gain": 1.4}],
     }
-    assert f"Left: {left}" in html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
+    assert f"Left: {left}" in unescape(html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {}))
     assert result_data(before, Path("m.onnx"), [])["left"] is None
