@@ -29,7 +29,7 @@ from taso_mirage.option_types import OptimizeOptions
 from taso_mirage.pipeline import stages
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report import certificate as certificates
-from taso_mirage.report import html
+from taso_mirage.report import html, logs
 from taso_mirage.report.result import Result
 from taso_mirage.report.sent import packed, unpacked
 from taso_mirage.search.config import Stop, quiet, unseen
@@ -37,6 +37,7 @@ from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.files import write_file
 from taso_mirage.system.locks import locked
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
+from taso_mirage.system.wording import option
 
 Given = TypeVar("Given")
 """The type of a user's model: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
@@ -59,6 +60,9 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
     With effort="quick" an exporter may call this function on every model: it takes seconds, gives
     the same bytes every time, prints nothing, and writes no file for a model in memory.
+
+    The logger "taso_mirage" of `logging` has the stages, the outcome and the notes (INFO), and all
+    models that were tried (DEBUG).
 
     With `return_result` the result is a pair: the model, and a `Result` with its changes, times,
     evidence and notes. A rewrite that fails the check is left out; `result.failure` names it, or a
@@ -85,12 +89,18 @@ FILE = 0.04
 def _run(given: Any, options: Options, deadline: Deadline) -> Result:
     """The result in the user's type, with all requested files and the account of all seconds; on a
     worker, where the options name a scheduler."""
+    name = str(given) if isinstance(given, str | Path) else "model"
+    heard, seen = logs.with_stages(name, options.progress), logs.with_candidates(name, options.candidates)
+    options = replace(options, progress=heard, candidates=seen)
     if options.scheduler is not None:
         with cluster(options.scheduler, options.place) as there:
-            return optimize_on(there, given, options)
-    with accounting() as account:
-        result = _with_files(given, options, deadline)
-        return replace(result, spending=account.spending())
+            result = optimize_on(there, given, options)
+    else:
+        with accounting() as account:
+            result = _with_files(given, options, deadline)
+            result = replace(result, spending=account.spending())
+    logs.log_result(name, result)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +131,9 @@ def _opened(given: Any, options: Options) -> _Files:
         output = _in_memory(options)
     model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
-    read = {f"--inputs {file}": Path(file) for file in several(options.inputs) if isinstance(file, str | Path)}
+    read = {option("inputs", file): Path(file) for file in several(options.inputs) if isinstance(file, str | Path)}
     check_outputs(
-        {"--output": output, "--report": page, "--certificate": certified},
+        {"output": output, "report": page, "certificate": certified},
         read | ({"the model": path} if isinstance(given, str | Path) else {}),
         data_files(model),
         options.in_place,
@@ -172,7 +182,7 @@ def optimize_on(there: Cluster, given: Any, options: Options) -> Result:
     """The result with its files, made by a worker, which gets the contents of the model's files;
     this process reads the model and writes the results."""
     if callable(options.may_grow):
-        raise InvalidOption("may_grow: a function cannot be called by a worker of scheduler; give True or False")
+        raise InvalidOption("may_grow: a worker of scheduler cannot call a function; give True or False")
     with _TERMS:
         asked = _opened(given, options)
         own = replace(options, kernels=None).config(asked.model)
@@ -284,12 +294,14 @@ def _output(path: Path, options: Options) -> Path:
     to, so the link stays."""
     if options.in_place:
         if options.output is not None and not same_file(Path(options.output), path):
-            raise InvalidOption(f"in_place writes onto the model {path}; leave output out")
+            raise InvalidOption(
+                f"{option('in_place', True)} writes onto the model {path}; leave {option('output')} out"
+            )
         return Path(options.output or path).resolve()
     return Path(options.output or path.with_name(f"{path.stem}.optimized.onnx"))
 
 
 def _in_memory(options: Options) -> Path | None:
     if options.in_place:
-        raise InvalidOption("in_place is for a model in a file; one in memory is returned")
+        raise InvalidOption(f"{option('in_place', True)} is for a model in a file; one in memory is returned")
     return None if options.output is None else Path(options.output)

@@ -25,7 +25,7 @@ from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet,
 from taso_mirage.search.effort import USUAL_EFFORT, effort_named
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
-from taso_mirage.system.terminal import one_line
+from taso_mirage.system.wording import option
 
 _Inputs = str | Path | Mapping[str, Any]
 
@@ -105,14 +105,14 @@ class Options:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
             if not _is_number(value := getattr(self, name), least):
                 raise InvalidOption(
-                    f"{name}={_shown(value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
+                    f"{option(name, value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
                 )
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)
             for each in (given,) if alone else several(given):
                 if not _is(each, kinds if alone else LISTS[name]):
-                    raise InvalidOption(f"{name}={_shown(each)}: give {said}")
+                    raise InvalidOption(f"{option(name, each)}: give {said}")
 
     @property
     def place(self) -> Target:
@@ -177,14 +177,6 @@ def _is(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) and "\0" not in (str(value) if isinstance(value, str | Path) else "")
 
 
-def _shown(value: Any) -> str:
-    """A value as text for a message, for any class."""
-    try:
-        return one_line(repr(value))[:80]
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
 def several(given: Any) -> Sequence[Any]:
     """The argument as a list. A value that is not a list becomes a list of one; strings and
     mappings are not iterated."""
@@ -200,4 +192,4 @@ def _to_be_proved(given: RuleSet | str | Path | Sequence[str | Path]) -> RuleSet
 
 
 def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    return fitting(model, given, "inputs") if isinstance(given, Mapping) else read_inputs(model, Path(given))
+    return fitting(model, given, option("inputs")) if isinstance(given, Mapping) else read_inputs(model, Path(given))

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, cast
@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from taso_mirage.errors import InvalidOption, RunFailed, RuntimeUnavailable, TasoMirageError
 from taso_mirage.measure.target import Target
+from taso_mirage.system.wording import for_command_line, option
 from taso_mirage.version import __version__
 
 RESOURCE = "device"
@@ -110,14 +111,15 @@ class Cluster:
         RuntimeUnavailable where the scheduler or all workers are gone.
         """
         name = f"{function.__name__}-{uuid4().hex}"
-        heard = self._heard[name] = SimpleQueue()
+        heard, command = SimpleQueue[Any](), option("scheduler") != "scheduler"
+        self._heard[name] = heard
         task = self.client.submit(
-            _task, name, self.kind, self.target, function, args, key=name, pure=False, **self._only()
+            _task, name, self.kind, self.target, command, function, args, key=name, pure=False, **self._only()
         )
         try:
             return self._awaited(name, task, heard, hear, stop)
         except CancelledError as error:
-            raise RuntimeUnavailable(f"--scheduler {self.address}: lost while it worked ({error})") from None
+            raise RuntimeUnavailable(f"{option('scheduler', self.address)}: lost while it worked ({error})") from None
         finally:
             del self._heard[name]
             task.cancel()
@@ -147,15 +149,18 @@ class Cluster:
             return task.result()
         if isinstance(error, TasoMirageError | CancelledError | MemoryError):
             raise error
-        raise RunFailed(f"--scheduler {self.address}: a worker failed: {type(error).__name__}: {error}")
+        raise RunFailed(f"{option('scheduler', self.address)}: a worker failed: {type(error).__name__}: {error}")
 
 
 class NotBegun(TasoMirageError):
     """An interrupt came before a worker had begun the task."""
 
 
-def _task(name: str, kind: Mapping[str, str], target: Target | None, function: Any, args: tuple[Any, ...]) -> Any:
-    """On a worker: the result of a function, if the worker is of the `kind` of the others."""
+def _task(
+    name: str, kind: Mapping[str, str], target: Target | None, command: bool, function: Any, args: tuple[Any, ...]
+) -> Any:
+    """On a worker: the result of a function, if the worker is of the `kind` of the others; messages
+    are for the `command` line, or for Python."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -164,7 +169,7 @@ def _task(name: str, kind: Mapping[str, str], target: Target | None, function: A
     line = _RUNNING[name] = Line(name, worker)
     threading.Thread(target=line.watch, daemon=True).start()
     try:
-        with _ALONE:
+        with _ALONE, for_command_line() if command else nullcontext():
             return function(line, *args)
     finally:
         line.ended.set()
@@ -214,12 +219,12 @@ def cluster(address: str, target: Target | None) -> Iterator[Cluster]:
         try:
             yield made
         except CancelledError as error:
-            raise RuntimeUnavailable(f"--scheduler {address}: lost while it worked ({error})") from None
+            raise RuntimeUnavailable(f"{option('scheduler', address)}: lost while it worked ({error})") from None
         except Exception as error:
             if type(error).__name__ != "KilledWorker":
                 raise
             said = "several workers died at one task (out of memory?); their logs say why"
-            raise RuntimeUnavailable(f"--scheduler {address}: {said}") from None
+            raise RuntimeUnavailable(f"{option('scheduler', address)}: {said}") from None
 
 
 def _kind(client: Any, address: str, target: Target | None) -> tuple[Mapping[str, str], bool]:
@@ -228,24 +233,28 @@ def _kind(client: Any, address: str, target: Target | None) -> tuple[Mapping[str
         known: dict[str, tuple[dict[str, str], bool, int]] = client.run(_described, target)
     except Exception as error:  # errors of the worker: missing packages, a provider that does not start
         said = f"{type(error).__name__}: {error}"
-        raise InvalidOption(f"--scheduler {address}: a worker cannot be used: {said}; install the same there") from None
+        raise InvalidOption(
+            f"{option('scheduler', address)}: a worker cannot be used: {said}; install the same there"
+        ) from None
     declared = any(has for _, has, _ in known.values())
     used = {worker: each for worker, each in known.items() if each[1] or not declared}
     if not used:
-        raise InvalidOption(f"--scheduler {address}: it has no workers; start one with `dask worker {address}`")
+        raise InvalidOption(
+            f"{option('scheduler', address)}: it has no workers; start one with `dask worker {address}`"
+        )
     (first, (kind, *_)), *others = used.items()
     own = facts(None)
     if said := _difference("this machine", own, first, {name: kind.get(name, "") for name in own}):
-        raise InvalidOption(f"--scheduler {address}: {said}; install the same version on both")
+        raise InvalidOption(f"{option('scheduler', address)}: {said}; install the same version on both")
     for worker, (there, *_) in others:
         if said := _difference(first, kind, worker, there):
             raise InvalidOption(
-                f"--scheduler {address}: its workers are of different kinds: {said}; "
+                f"{option('scheduler', address)}: its workers are of different kinds: {said}; "
                 "start one scheduler for each kind of machine"
             )
     if busy := [worker for worker, (_, _, threads) in used.items() if threads > 1 and not declared]:
         raise InvalidOption(
-            f"--scheduler {address}: {busy[0]} would do several tasks at once; "
+            f"{option('scheduler', address)}: {busy[0]} would do several tasks at once; "
             "start workers with --nthreads 1, or with --resources device=1"
         )
     return kind, declared
@@ -263,17 +272,17 @@ def scheduler_client(address: str) -> Any:
     try:
         from distributed import comm
     except ImportError:
-        raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
+        raise InvalidOption(f"{option('scheduler')} needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
         comm.resolve_address(address)  # a client of a wrong address reports the error again when it is closed
     except (OSError, ValueError) as error:
-        raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
+        raise InvalidOption(f"{option('scheduler', address)}: {error}; write it as tcp://host:8786") from None
     try:
         return _connected(address)
     except (OSError, ValueError) as error:
         said = str(error)
     _end_lost_clients()
-    raise InvalidOption(f"--scheduler {address}: {said}; start one with `dask scheduler`")
+    raise InvalidOption(f"{option('scheduler', address)}: {said}; start one with `dask scheduler`")
 
 
 def _connected(address: str) -> Any:

@@ -147,7 +147,7 @@ def test_a_model_in_memory_and_the_words_of_a_worker(here: Here) -> None:
     local, there = (taso_mirage.optimize(given, effort="quick", scheduler=each) for each in (None, ADDRESS))
     assert there.SerializeToString() == local.SerializeToString()
     assert len(there.graph.node) == 1
-    with pytest.raises(InvalidOption, match="may_grow: a function cannot be called by a worker"):
+    with pytest.raises(InvalidOption, match="may_grow: a worker of scheduler cannot call a function"):
         taso_mirage.optimize(given, scheduler=ADDRESS, may_grow=lambda said: True)
 
 
