@@ -131,7 +131,10 @@ def test_a_worker_with_a_device_measures_alone_with_several_threads() -> None:
 
 def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(InvalidOption, match=r"scheduler needs Dask: pip install 'taso-mirage\[distributed\]'"), cluster("tcp://host:1", CPU):
+    with (
+        pytest.raises(InvalidOption, match=r"scheduler needs Dask: pip install 'taso-mirage\[distributed\]'"),
+        cluster("tcp://host:1", CPU),
+    ):
         pass
 
 
