@@ -28,6 +28,7 @@ def test_a_convolution_of_a_row_is_the_term_of_a_model(bench: ModuleType) -> Non
     assert len([op for op in written if op not in ("transpose", "reshape")]) == 2  # and its activation
 
 
+@pytest.mark.sampled(3)
 def test_what_no_form_has_whole_is_searched_as_it_is(bench: ModuleType) -> None:
     name = "form: depthwise 7x7, layer norm"
     assert bench.own_goal(name) == bench.goal(name)
