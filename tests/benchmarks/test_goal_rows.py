@@ -11,6 +11,7 @@ from scripts import script
 
 from taso_mirage.forms.base.form import in_operators
 from taso_mirage.ir.terms import Graph
+from taso_mirage.mugraph.checkpoint import from_json
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,29 @@ def test_the_clock_is_held_by_one_at_a_time(bench: ModuleType, tmp_path: Path, m
         assert times.alone(is_free)() is False  # the same process holds it again
         assert not is_free()
     assert is_free()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("layer norm, product", "kernels, product"), ("product, GELU", "product, kernels")]
+)
+def test_a_plan_around_a_product_computes_the_goal(name: str, steps: str, bench: ModuleType) -> None:
+    torch = pytest.importorskip("torch")
+    checks, plans, peers = (importlib.import_module(each) for each in ("goal_checks", "goal_plans", "goal_peers"))
+    graph = importlib.import_module("goal_forms").FORMS[name](rows=plans.ROWS + 1)
+    plan = plans.plan(graph)
+    assert ", ".join("product" if "product" in step else "kernels" for step in plan) == steps
+    goals = [from_json(step["goal"]) if "goal" in step else None for step in plan]
+    calls = [goal and peers.function(goal, "cpu") for goal in goals]
+    read = [[x.attr("name") for x in goal.inputs] if goal else [] for goal in goals]
+    arrays = checks.arrays(graph)
+    given = {x.attr("name"): torch.tensor(a) for x, a in zip(graph.inputs, arrays, strict=True)}
+    found = plans.run(plan, calls, read, given)
+    assert checks.difference([x.numpy() for x in found], checks.exact(graph, arrays)) < 1e-5
+
+
+def test_a_product_of_few_rows_has_no_plan(bench: ModuleType) -> None:
+    plans = importlib.import_module("goal_plans")
+    assert plans.plan(importlib.import_module("goal_forms").FORMS["product, GELU"](rows=plans.ROWS)) == []
 
 
 LINES = """\
