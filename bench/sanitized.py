@@ -126,7 +126,7 @@ def ran(cases: list[dict[str, Any]], folder: Path, limit: float, *tool: str) -> 
         try:
             code = subprocess.run(
                 command,
-                env=os.environ | {"TRITON_CACHE_DIR": str(folder / "triton")},
+                env={"TRITON_CACHE_DIR": str(folder / "triton")} | os.environ,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 timeout=limit,
