@@ -7,6 +7,7 @@ A plan is a list of steps over named values: kernels for a goal of their own, or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
@@ -21,12 +22,9 @@ def sites(goal: Graph) -> dict[Node, tuple[Node, Node, Node | None]]:
     found: dict[Node, tuple[Node, Node, Node | None]] = {}
     nodes = topological(goal.outputs)
     for node in nodes:
-        if node.op == "matmul" and not node.args[1].args and len(node.args[1].shape) == 2:
-            rows = 1
-            for n in node.shape[:-1]:
-                rows *= int(n)
-            if rows > ROWS:
-                found[node] = (*node.args, None)
+        of_matrix = node.op == "matmul" and not node.args[1].args and len(node.args[1].shape) == 2
+        if of_matrix and prod(map(int, node.shape[:-1])) > ROWS:
+            found[node] = (*node.args, None)
     for node in nodes:
         product = next((a for a in node.args if a in found), None) if node.op == "add" else None
         others = [a for a in node.args if a is not product]
@@ -66,7 +64,8 @@ def _kernels(outputs: Sequence[Node], results: list[str]) -> dict[str, Any]:
 def run(
     steps: Plan, calls: Sequence[Callable[..., Any] | None], names: Sequence[Sequence[str]], given: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The results of a plan by the calls of its kernels, of the values with these names."""
+    """The results of a plan for values by their names: `calls` are its kernels, None for a product,
+    and `names` the values that each of them reads."""
     import torch
 
     values = dict(given)

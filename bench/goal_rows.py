@@ -2,18 +2,18 @@
 PyTorch's peers (`goal_peers.py`) on one NVIDIA GPU.
 
     python bench/goal_rows.py [ROW ...] [--search-only] [--searched FILE] [--seconds 480]
-        [--missing] [-o FILE]
+        [--missing] [--keep-peers] [-o FILE]
 
 The rows are the common forms at sizes that fill a GPU (`goal_forms.LARGE`), products that are the
 libraries' ground (`kernel_goals.py`), and of each model of the corpus the region with most
 operators at SCALE times its sizes. `--searched FILE` keeps the muGraphs of the search, which needs
 no GPU (`--search-only`), and reads those that it has.
 
-A row has two jobs: our programs are compiled, checked and tuned, and the peers are compiled,
-checked and timed. Jobs run in processes of their own with `--limit` seconds each, so that one that
-ends badly costs its row alone. Compilers run beside each other; the clock is held by one job at a
-time (`held`), for the programs of a row as for the choices that torch.compile measures. Rows are
-written as they come; after `--seconds` no other begins.
+A row has up to three jobs: our programs are compiled, checked and tuned; so are the kernels of a
+plan around a library's products (`goal_plans.py`); and the peers are compiled, checked and timed.
+Jobs run in processes of their own with `--limit` seconds each, so that one that ends badly costs
+its row alone; one at a time holds the clock (`goal_times.py`). Rows are written as they come; after
+`--seconds` no other begins. `--missing` and `--keep-peers` continue an earlier run.
 """
 
 from __future__ import annotations
