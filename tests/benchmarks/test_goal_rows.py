@@ -101,3 +101,13 @@ def test_reports_of_the_tool_belong_to_the_program_that_ran(tmp_path: Path, monk
     assert set(sanitized.wrong(found)) == {"off", "outside", "unsupported"}
     assert found["outside"]["reported"] == "Invalid __global__ read of size 4 bytes"
     assert said == "exit 9; 4 of 4 launched; ========= ERROR SUMMARY: 1 error"
+
+
+def test_a_row_keeps_the_least_times_of_two_runs(bench: ModuleType) -> None:
+    before = {"case": "a", "ours": 3.0, "plan": "kernels", "baselines": {"eager": 9.0, "SDPA": 5.0}}
+    later = {"case": "a", "ours": 4.0, "plan": "others", "baselines": {"eager": 8.0}}
+    times = {"eager": 8.0, "SDPA": 5.0}
+    assert bench.least(later, before) == before | {"baselines": times}
+    assert bench.least(later | {"ours": 2.0}, before) == later | {"ours": 2.0, "baselines": times}
+    assert bench.least({"case": "a", "problem": "late", "peer_problem": "late"}, before) == before
+    assert bench.least({"case": "a", "problem": "late"}, {}) == {"case": "a", "problem": "late"}
