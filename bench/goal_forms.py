@@ -163,6 +163,64 @@ def pixel_shuffle() -> Graph:
     return goal(term("add", whole, leaf("large", 1, 12, 32, 32)))
 
 
+# ---------------------------------------------------------------- results of several parts
+
+
+def product(name: str, rows: int, inner: int, columns: int) -> Node:
+    """A product of the shared rows `x` with weights of its own."""
+    return term("matmul", leaf("x", rows, inner), leaf(f"w_{name}", inner, columns))
+
+
+def joined_products() -> Graph:
+    """Two products of different operands and widths side by side."""
+    a = term("matmul", leaf("a", 16, 256), leaf("w_a", 256, 128))
+    b = term("matmul", leaf("b", 16, 384), leaf("w_b", 384, 320))
+    return goal(term("concat", a, term("relu", b), axis=1))
+
+
+def packed_projections() -> Graph:
+    """Queries, keys and values of grouped heads as one packed tensor."""
+    parts = [product("q", 16, 256, 256), product("k", 16, 256, 64), product("v", 16, 256, 64)]
+    return goal(term("concat", *parts, axis=1))
+
+
+def carried_rows() -> Graph:
+    return goal(term("concat", leaf("past", 48, 128), product("new", 16, 256, 128), axis=0))
+
+
+def carried_columns() -> Graph:
+    return goal(term("concat", product("new", 16, 256, 128), leaf("skip", 16, 64), axis=1))
+
+
+def padded_product() -> Graph:
+    return goal(term("pad", product("y", 15, 256, 120), pads=(1, 0, 0, 8), value=0.0))
+
+
+def stacked_products() -> Graph:
+    made = [term("unsqueeze", product(name, 16, 256, 64), axes=(0,)) for name in ("mean", "scale")]
+    return goal(term("concat", *made, axis=0))
+
+
+def interleaved_products() -> Graph:
+    """Elements of two products in turn: pairs of a complex embedding."""
+    made = [term("unsqueeze", product(name, 16, 256, 64), axes=(2,)) for name in ("real", "imaginary")]
+    return goal(term("reshape", term("concat", *made, axis=2), shape=(16, 128)))
+
+
+def projected_cache() -> Graph:
+    """A cache with the row of a new key: projected, with heads, and rotated."""
+    key = term("transpose", term("reshape", product("k", 1, 512, 512), shape=(1, 1, 8, 64)), perm=(0, 2, 1, 3))
+    new = rotated(key, leaf("cos", 1, 64), leaf("sin", 1, 64))
+    return goal(term("concat", leaf("past", 1, 8, 127, 64), new, axis=2))
+
+
+def separate_products() -> Graph:
+    """Both parts of a split through products of their own."""
+    x, y = parts(leaf("x", 16, 512), 1, 2)
+    made = [term("matmul", x, leaf("w_x", 256, 128)), term("matmul", y, leaf("w_y", 256, 192))]
+    return goal(term("concat", *made, axis=1))
+
+
 FORMS: Mapping[str, Callable[[], Graph]] = {
     "window of a cache": cache_window,
     "rotary embedding": rotary,
@@ -180,4 +238,13 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "pad, convolution": padded_convolution,
     "embedding, layer norm": embedding_norm,
     "pixel shuffle": pixel_shuffle,
+    "two products, concat": joined_products,
+    "packed projections": packed_projections,
+    "carried rows, product": carried_rows,
+    "product, carried columns": carried_columns,
+    "product, pad": padded_product,
+    "stack of products": stacked_products,
+    "interleaved products": interleaved_products,
+    "cache, projected key": projected_cache,
+    "split, two products": separate_products,
 }
