@@ -215,7 +215,7 @@ def projected_cache() -> Graph:
 
 
 def separate_products() -> Graph:
-    """Both parts of a split through products of their own."""
+    """The two parts of a split, each in a product of its own."""
     x, y = parts(leaf("x", 16, 512), 1, 2)
     made = [term("matmul", x, leaf("w_x", 256, 128)), term("matmul", y, leaf("w_y", 256, 192))]
     return goal(term("concat", *made, axis=1))

@@ -21,7 +21,8 @@ from taso_mirage.mugraph.stored_goal import StoredGoal, stored_goal
 @dataclass(frozen=True, slots=True)
 class FusedGoal:
     """`graph` has inputs of its own; `inputs` and `results` are their places among those of the
-    goal. If the goal's results consist of parts (`stored`), `results` are places among the parts."""
+    goal. If the goal's results consist of parts (`stored`), `results` are places among the
+    parts."""
 
     graph: Graph
     inputs: tuple[int, ...]
@@ -49,8 +50,8 @@ def fused_goals(goal: Graph, stores: bool = True) -> list[FusedGoal]:
 def together(
     goal: Graph, parts: Sequence[FusedGoal], found: Sequence[Graph]
 ) -> tuple[Graph, Mapping[Node, tuple[int, Node]]]:
-    """The muGraphs of a goal's lanes as one, and for each of its terms, except copies, the number of
-    a lane and the term there that it was."""
+    """The muGraphs of a goal's lanes as one, and for each of its terms, except copies, the number
+    of a lane and the term there that it was."""
     outputs: dict[int, Node] = {}
     origin: dict[Node, tuple[int, Node]] = {}
     for i, (lane, graph) in enumerate(zip(parts, found, strict=True)):

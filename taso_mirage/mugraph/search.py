@@ -403,8 +403,8 @@ def superoptimize(
 
 
 def _ranked(found: Sequence[Sequence[FoundMuGraph]]) -> list[tuple[FoundMuGraph, ...]]:
-    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes on
-    to its next muGraph."""
+    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes
+    on to its next muGraph."""
     if not all(found):
         return []
     return [tuple([each[min(i, len(each) - 1)] for each in found]) for i in range(max(map(len, found)))]

@@ -35,7 +35,7 @@ from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.stores import (
     LAYOUTS,
-    WHOLE,
+    PLACED_IN,
     StoredPart,
     fill_once,
     has_parts,
@@ -114,7 +114,7 @@ def is_partition(result: Node, parts: Sequence[StoredPart]) -> bool:
 
         result(places of the whole) = whole        each place(result(parts)) = the part
     """
-    whole = variable(WHOLE, result.tensor)
+    whole = variable(PLACED_IN, result.tensor)
     if len({part.value for part in parts}) < len(parts):
         return False
     fresh = [variable(f"part {i}", part.value.tensor) for i, part in enumerate(parts)]

@@ -29,7 +29,7 @@ LAYOUTS = frozenset((Lowering.RESHAPE, Lowering.TRANSPOSE))
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A `value` that is a part of a result, and its `place`: a movement of the variable `WHOLE`
+    """A `value` that is a part of a result, and its `place`: a movement of the variable `PLACED_IN`
     that gives it."""
 
     value: Node
@@ -45,7 +45,7 @@ class PartLayout:
     strides: Shape
 
 
-WHOLE = "whole"
+PLACED_IN = "whole"
 """The name of the result in the places of its parts."""
 
 
@@ -60,7 +60,7 @@ def has_parts(node: Node) -> bool:
 def stored_parts(result: Node) -> tuple[StoredPart, ...]:
     """The parts of a result, in their order, none of them a reshape; a value that is there twice is
     two parts."""
-    return tuple(_placed(result, variable(WHOLE, result.tensor)))
+    return tuple(_placed(result, variable(PLACED_IN, result.tensor)))
 
 
 def _placed(node: Node, place: Node) -> list[StoredPart]:

@@ -1,5 +1,5 @@
-"""Kernels whose operands only move elements, or that store parts of a result, in C++: each computes what its term means, and a wrong
-index map makes another result."""
+"""Kernels whose operands only move elements, or that store parts of a result, in C++: each computes
+what its term means, and a wrong index map makes another result."""
 
 from __future__ import annotations
 
