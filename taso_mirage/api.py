@@ -20,10 +20,10 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.cluster import Cluster, Line, cluster
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.native import device_key
-from taso_mirage.measure.session import begin_runtime
+from taso_mirage.measure.session import begin_runtime, weight_bytes
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, files_of, from_memory, like, load, save
-from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
+from taso_mirage.onnx_io.outputs import check_empty, check_outputs, check_space, same_file
 from taso_mirage.optimize_options import Options, options_of, several
 from taso_mirage.option_types import OptimizeOptions
 from taso_mirage.pipeline import stages
@@ -138,6 +138,8 @@ def _opened(given: Any, options: Options) -> _Files:
         data_files(model),
         options.in_place,
     )
+    if output is not None:
+        check_space(output, weight_bytes(model))
     if options.trace is not None:
         check_empty(Path(options.trace), (output, page, certified))
     return _Files(path, model, output, page, certified)
