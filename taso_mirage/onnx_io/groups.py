@@ -3,7 +3,7 @@ own: the node, the dequantizers of its operands, and the quantizers of its resul
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +41,14 @@ def number_nodes(path: str) -> tuple[dict[str, onnx.NodeProto], dict[str, ValueT
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
     return found, {t.name: (_dtype(t), tuple(t.dims)) for t in model.graph.initializer}
+
+
+def node_values(path: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The operands and results of the nodes of a file, by the names of the nodes; a name that
+    several nodes have is left out."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    counts = Counter(node.name for node in nodes)
+    return {n.name: (tuple(n.input), tuple(n.output)) for n in nodes if n.name and counts[n.name] == 1}
 
 
 def _dtype(tensor: Any) -> str:

@@ -23,12 +23,14 @@ LABELS, LINE = 7, 13.0
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A piece of a bar: the class of its colour, where it begins, how long it is, and its text."""
+    """A piece of a bar: the class of its colour, where it begins, how long it is, its text, and the
+    id of the part of the page that it leads to."""
 
     kind: str
     start: float
     length: float
     title: str
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
