@@ -162,8 +162,9 @@ def _join_fused(
     for node, head in zip(nodes, heads(nodes, terms), strict=True):
         if head is not None:
             read.setdefault(head, set()).update(terms[name] for name in node.inputs if name in terms)
+    covered = {terms[name] for node in nodes for name in node.outputs if name in terms}
     for head, stop in read.items():
-        pending = [terms[name] for name in nodes[head].outputs if name in terms]
+        pending = [terms[name] for name in nodes[head].outputs if name in terms and terms[name] not in stop]
         seen: set[Node] = set()
         first = next((part[n] for n in pending if n in part), None)
         while pending and first is not None and len(seen) < FUSED:
@@ -172,6 +173,11 @@ def _join_fused(
                 seen.add(term)
                 regions.join(part[term], first)
                 pending += [arg for arg in term.args if arg not in stop]
+        covered |= seen
+    for term in part.keys() - covered:  # the runtime fused it with the node before it
+        for arg in term.args:
+            if arg in part:
+                regions.join(part[term], part[arg])
 
 
 def _with_leaders(

@@ -41,7 +41,7 @@ class NodeDetails:
             entry = {
                 "op": _operator(node),
                 "type": str(node.type) if isinstance(node.type, Tensor) else "",
-                "attributes": list(attribute_texts(node)) if node.args and node.op not in ("opaque", "item") else [],
+                "attrs": list(attribute_texts(node)) if node.args and node.op not in ("opaque", "item") else [],
                 "args": [numbers[a] for a in node.args if a in numbers],
                 "names": [self._names.get(n) or _leaf_name(n) for n in there],
                 "weights": [self._weight(n) for n in there if n.op == "weight"],

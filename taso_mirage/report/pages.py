@@ -37,6 +37,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.globals["script_digest"] = _script_digest
     return made
 

@@ -17,6 +17,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import timed_nodes
 from taso_mirage.onnx_io import from_ir, from_proto
+from taso_mirage.onnx_io.write import value_names
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model, stages
 from taso_mirage.pipeline.stage import Job
@@ -176,3 +177,19 @@ def test_a_kept_original_is_profiled_once(monkeypatch: pytest.MonkeyPatch, measu
     kept = replace(measured, model=measured.original, changed=False, profile=None)
     assert stages.profile(job(Config(explain=True)), kept, 15.0) == OperatorProfile(*2 * [(timed("Relu", 1e-6),)])
     assert asked == [True]
+
+
+def test_values_with_blocked_channels_have_their_names() -> None:
+    a = x(1, 16, 8, 8)
+    first = term("conv", a, w(16, 16, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
+    second = term(
+        "conv", term("relu", first), w(16, 16, 1, 1, name="v"), strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), group=1
+    )
+    made = model((a,), (second,))
+    found, _ = timed_nodes(made, {"x": np.ones((1, 16, 8, 8), np.float32)}, 0.05)
+    known = value_names(made)
+    convs = [each for each in found if each.operator == "Conv"]
+    assert len(convs) == 2
+    assert {known[name].op for each in convs for name in each.outputs if name in known} <= {"conv", "relu"}
+    assert all(any(name in known for name in each.outputs) for each in convs)
+    assert convs[1].inputs[0] in convs[0].outputs

@@ -213,7 +213,7 @@ def test_what_was_measured_counts_before_what_was_predicted() -> None:
     large = change((5e-6, 4e-6), (61e-6, 46e-6), 7)
     assert small.gain == pytest.approx(7 * 0.3e-6)
     assert large.gain == pytest.approx(7 * 15e-6)
-    assert "98% of the changes' gains one by one" in html.most_of_it([small, large])
+    assert "98% of the changes' gains" in html.most_of_it([small, large])
 
 
 def test_statements_name_their_evidence(mini: Result) -> None:
@@ -307,7 +307,7 @@ def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:
     content = (tmp_path / "o.html").read_text()
     page = Page(content)
     assert {"b", "i"}.isdisjoint(page.tags)
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 3
     assert f"{evil}y" in "".join(page.text)
 
 

@@ -99,7 +99,7 @@ def test_changes_of_one_region_have_one_gain_in_the_model(profiled: Result) -> N
 def test_a_node_that_the_runtime_fused_belongs_to_all_of_its_parts() -> None:
     """The sum is rewritten and the product before it is not: as one node of the runtime, both count
     for the change, on both sides."""
-    a = x(8, 16)
+    a = x(2, 8, 16)
     old = term("gelu", term("add", term("matmul", a, w(16, 16)), w(16, name="b")), approximate="none")
     result = optimize_model(model((a,), (old,)), Config(budget=5, measure=False, explain=True, partial=False))
     assert "bias_gelu" in {n.op for n in result.model.nodes()}
@@ -166,7 +166,7 @@ def test_terms_of_the_page_have_their_names_and_weights(profiled: Result) -> Non
     page = Page(html.page(profiled, profiled.explanations, Path("m.onnx"), [], ["taso-mirage"], {}))
     nodes, runs = (json.loads(each) for each in page.data)
     drawn = [each for each in nodes if each["op"] == "packed_attention" and each["at"].startswith("section")]
-    assert any("num_heads=4" in each["attributes"] for each in drawn)
+    assert any("num_heads=4" in each["attrs"] for each in drawn)
     weights = {row[0]: row[1:] for each in nodes for row in each.get("weights", ())}
     name = "embeddings.word_embeddings.weight"
     held = profiled.original.weights[name].numpy()

@@ -11,7 +11,7 @@ const STYLES = ["fill", "stroke", "stroke-width", "font-weight"];
 // The graphs of one part of the page beside each other, as the text of one SVG file.
 const graphText = (sides) => {
   const drawn = Array.from(sides.querySelectorAll("svg.drawing"));
-  const space = "http://www.w3.org/2000/svg";
+  const space = drawn[0].namespaceURI;
   const whole = document.createElementNS(space, "svg");
   let width = 0, height = 0;
   drawn.forEach((svg) => {

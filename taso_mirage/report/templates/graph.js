@@ -109,7 +109,7 @@ const selectNode = (i, move) => {
   facts.className = "card";
   facts.append(
     ...line("Type", node.type ? [node.type] : []),
-    ...line("Attributes", node.attributes ? [node.attributes.join(", ")] : []),
+    ...line("Attributes", node.attrs ? [node.attrs.join(", ")] : []),
     ...line("Operands", (node.args ?? []).map(link)),
     ...line("Read by", readers(i).map(link)),
     ...line("Names", node.names ? [node.names.filter(Boolean).join(", ")] : []),

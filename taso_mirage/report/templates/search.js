@@ -10,7 +10,7 @@ const LISTED = 12;
   const texts = parts.map((part) => part.textContent.toLowerCase());
   const opened = parts.map((part) => part.open);
   const described = (node) =>
-    [node.op, node.type, ...(node.names ?? []), ...(node.attributes ?? [])].join(" ").toLowerCase();
+    [node.op, node.type, ...(node.names ?? []), ...(node.attrs ?? [])].join(" ").toLowerCase();
   const named = nodes.map(described);
   const search = () => {
     const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
