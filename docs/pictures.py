@@ -111,7 +111,7 @@ def report(folder: Path) -> None:
     model = ROOT / "models" / "mini_transformer.onnx"
     with tempfile.TemporaryDirectory() as made:
         page, site = Path(made) / "report.html", Path(made) / "site"
-        taso_mirage.optimize(model, output=Path(made) / model.name, report=page, kernels="off", budget=90)
+        taso_mirage.optimize(model, output=Path(made) / model.name, report=page, kernels="off", budget=60)
         subprocess.run([sys.executable, "-m", "sphinx", "-q", ROOT / "docs", site], check=True)
         for width, height in SIZES:
             for scheme, number in (("light", 1), ("dark", 0)):
@@ -128,10 +128,13 @@ def screenshot(page: Path, picture: Path, width: int, height: int, scheme: int) 
     is dark."""
     frame = page.with_name("frame.html")
     style = f"border: 0; width: {width}px; height: {height}px"
-    frame.write_text(f'<body style="margin: 0"><iframe src="{page.name}" style="{style}"></iframe></body>')
+    frame.write_text(
+        f'<body style="margin: 0; background: #888; text-align: center"><iframe src="{page.name}" style="{style}"></iframe></body>'
+    )
     size = [f"--window-size={max(width, 500)},{height}", "--hide-scrollbars", f"--screenshot={picture}"]
     look = [f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=5000"]
-    subprocess.run(["chromium", "--headless", "--no-sandbox", *look, *size, frame.as_uri()], check=True)
+    command = ["chromium", "--headless", "--no-sandbox", *look, *size, frame.as_uri()]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -209,6 +209,21 @@ def _account(result: Result, explained: Sequence[Explanation]) -> dict[str, Any]
     return {"rows": rows, "total": signed(found.total), "measured": found.measured, "reason": found.reason}
 
 
+APART = 1.25
+"""The ratio of two gains from which they are said to differ."""
+
+
+def doubt(result: Result) -> tuple[str, str] | None:
+    """The predicted and the measured gain of the model where they differ much and the page shows
+    predicted times."""
+    if result.timing is None or result.times is None or result.profile is not None or not result.changed:
+        return None
+    predicted = sum(result.times.before.values()) / max(sum(result.times.after.values()), 1e-12)
+    if 1 / APART < predicted / result.timing.ratio < APART:
+        return None
+    return f"{predicted:.2f}", f"{result.timing.ratio:.2f}"
+
+
 def _share(part: float, total: float) -> str:
     return f"{part / total:.0%}".replace("-", "\N{MINUS SIGN}") if total > 0 else ""
 
@@ -226,6 +241,7 @@ def _changes(result: Result, explained: Sequence[Explanation], details: NodeDeta
     shown = shown_sections(sections, _numbers(explained, where), found.seconds, details)
     return {
         "runs": run_events(result, found),
+        "doubt": doubt(result),
         "where": region_view(found, sections, titles) if sections else None,
         "changes": [_change(i, each, explained, formulas, where, details) for i, each in enumerate(explained, 1)],
         "measured": any(each.measured for each in explained),

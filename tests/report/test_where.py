@@ -101,7 +101,7 @@ def test_a_node_that_the_runtime_fused_belongs_to_all_of_its_parts() -> None:
     for the change, on both sides."""
     a = x(2, 8, 16)
     old = term("gelu", term("add", term("matmul", a, w(16, 16)), w(16, name="b")), approximate="none")
-    result = optimize_model(model((a,), (old,)), Config(budget=5, measure=False, explain=True, partial=False))
+    result = optimize_model(model((a,), (old,)), Config(budget=60, measure=False, explain=True, partial=False))
     assert "bias_gelu" in {n.op for n in result.model.nodes()}
     product, total = (n for n in result.original.nodes() if n.op in ("matmul", "add"))
     names = replace(result.original, names={**result.original.names, product: "p", total: "s"})
@@ -143,6 +143,16 @@ def test_the_rows_of_the_account_add_up(mini: Result, profiled: Result, kind: st
 
 def test_a_kept_model_has_no_account(mini: Result) -> None:
     assert account(replace(mini, changed=False), ()) is None
+
+
+def test_predictions_that_the_clock_contradicts_are_said(mini: Result, profiled: Result) -> None:
+    predicted = mini.cost_before / mini.cost_after
+    agrees, differs = (Timing(600e-6, 600e-6 / r, r, 0.9 * r, 1.1 * r, 40) for r in (predicted, 2 * predicted))
+    assert html.doubt(replace(mini, timing=agrees)) is None
+    assert html.doubt(replace(profiled, timing=differs)) is None
+    assert html.doubt(replace(mini, timing=differs)) == (f"{predicted:.2f}", f"{2 * predicted:.2f}")
+    said = html.page(replace(mini, timing=differs), mini.explanations, Path("m"), [], ["x"], {})
+    assert "Trust the clock" in said
 
 
 # ---------------------------------------------------------------- the page
