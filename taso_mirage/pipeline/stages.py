@@ -42,7 +42,7 @@ from taso_mirage.pipeline.shares import (
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
 from taso_mirage.report.attribution import placed_in_model
-from taso_mirage.report.changes import ranked
+from taso_mirage.report.changes import by_counted_gain
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
@@ -146,8 +146,8 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
 
 
 def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
-    """The nodes of both models with their measured seconds; None where the runtime does not tell them,
-    or where to load and to run both would take more than these seconds."""
+    """The nodes of both models with their measured seconds; None where the runtime does not tell
+    them, or where to load and to run both would take more than these seconds."""
     wanted = 4 * (load_seconds(job) + len(result.workloads) * PROFILED * job.running)
     if not (job.config.measure and result.target.profiles) or wanted >= seconds:
         return None
@@ -186,7 +186,7 @@ def explain(job: Job, result: Result) -> Result:
     known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
     listed = explained(result, known, job.progress, left)
     if profiled is not None:
-        listed = ranked(placed_in_model(result, listed, profiled))
+        listed = by_counted_gain(placed_in_model(result, listed, profiled))
     times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
     return replace(result, explanations=tuple(listed), times=times, profile=profiled)
 

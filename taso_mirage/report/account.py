@@ -28,7 +28,7 @@ class AccountRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class GainAccount:
     """The rows, whose counted seconds add up to `total`, and the reason for the rest."""
 
     rows: tuple[AccountRow, ...]
@@ -37,7 +37,7 @@ class Account:
     reason: str
 
 
-def account(result: Result, explained: Sequence[Explanation]) -> Account | None:
+def account(result: Result, explained: Sequence[Explanation]) -> GainAccount | None:
     """The account of a changed model, the largest gain first; None without changes and kernels.
 
     Kernels are measured in the whole model, each with those before it.
@@ -53,7 +53,7 @@ def account(result: Result, explained: Sequence[Explanation]) -> Account | None:
     rest = before - after - sum(row.counted for row in rows)
     predicted = _predicted_rest(result, rows)
     rows.append(AccountRow("the rest of the model", predicted=predicted, counted=rest))
-    return Account(tuple(rows), before - after, result.timing is not None, _reason(result, explained, rest))
+    return GainAccount(tuple(rows), before - after, result.timing is not None, _reason(result, explained, rest))
 
 
 def _changes(explained: Sequence[Explanation]) -> Iterator[AccountRow]:

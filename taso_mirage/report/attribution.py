@@ -10,12 +10,12 @@ from taso_mirage.ir.terms import Node
 from taso_mirage.onnx_io.write import value_names
 from taso_mirage.report.changes import Explanation, carry_names
 from taso_mirage.report.result import OperatorProfile, Result
-from taso_mirage.report.sections import ModelSection, Sides, pieces
+from taso_mirage.report.sections import ModelSection, PieceTerms, model_pieces
 from taso_mirage.targets.profile import TimedNode
 
 FUSED = 64
 """The largest number of terms of a node that the runtime fused."""
-Place = tuple[int, int]
+SectionPlace = tuple[int, int]
 """A section by its number from 0, and one of its places."""
 
 
@@ -24,7 +24,7 @@ class Span:
     """Nodes that follow each other in a run and belong to one place; None: to no known one. `nodes`
     is their number."""
 
-    place: Place | None
+    place: SectionPlace | None
     seconds: float
     nodes: int = 1
 
@@ -81,12 +81,12 @@ def run_spans(result: Result, sections: Sequence[ModelSection]) -> tuple[list[Sp
     return _measured(result.profile.before, before, places), _measured(result.profile.after, after, places)
 
 
-def _predicted(sections: Sequence[ModelSection], places: Sequence[Place], side: int) -> list[Span]:
+def _predicted(sections: Sequence[ModelSection], places: Sequence[SectionPlace], side: int) -> list[Span]:
     inorder = sorted(places, key=lambda place: sections[place[0]].order[place[1]])
     return [Span((i, j), sections[i].spent[j][side]) for i, j in inorder]
 
 
-def _measured(nodes: Sequence[TimedNode], known: Mapping[str, int], places: Sequence[Place]) -> list[Span]:
+def _measured(nodes: Sequence[TimedNode], known: Mapping[str, int], places: Sequence[SectionPlace]) -> list[Span]:
     spans: list[Span] = []
     for node, owner in zip(nodes, owners(nodes, known), strict=True):
         place = None if owner is None else places[owner]
@@ -134,7 +134,7 @@ def placed_in_model(result: Result, listed: Sequence[Explanation], profile: Oper
     if result.kernels or not listed:
         return list(listed)
     names = carry_names(result.original, result.steps)
-    parts = list(pieces(result, names, 1))
+    parts = list(model_pieces(result, names, 1))
     regions = _regions([sides for _, sides in parts], {v for anchor, _ in parts for pair in anchor for v in pair})
     spent: list[tuple[int, int, float]] = []
     for k, (nodes, terms) in enumerate(zip((profile.before, profile.after), value_terms(result), strict=True)):
@@ -156,8 +156,8 @@ def placed_in_model(result: Result, listed: Sequence[Explanation], profile: Oper
 def _join_fused(
     nodes: Sequence[TimedNode], terms: Mapping[str, Node], part: Mapping[Node, int], regions: _Sets
 ) -> None:
-    """A node that the runtime fused belongs to all parts whose terms it computes: their times cannot
-    be told apart."""
+    """A node that the runtime fused belongs to all parts whose terms it computes: their times
+    cannot be told apart."""
     read: dict[int, set[Node]] = {}
     for node, head in zip(nodes, heads(nodes, terms), strict=True):
         if head is not None:
@@ -198,7 +198,7 @@ def _with_leaders(
     return found
 
 
-def _regions(parts: Sequence[Sides], anchors: Collection[Node]) -> _Sets:
+def _regions(parts: Sequence[PieceTerms], anchors: Collection[Node]) -> _Sets:
     """The regions as sets of parts: parts belong together if one reads a term of the other that is
     no value of both models."""
     sets = _Sets()

@@ -75,7 +75,7 @@ class Explanation:
         return 0.0 if self.part_of is not None else self.gain
 
 
-def ranked(listed: Iterable[Explanation]) -> list[Explanation]:
+def by_counted_gain(listed: Iterable[Explanation]) -> list[Explanation]:
     """The largest counted gain first; the parts of a change follow it."""
     alone = sorted((each for each in listed if each.part_of is None), key=lambda each: -each.counted)
     parts = sorted((each for each in listed if each.part_of is not None), key=lambda each: -each.gain)

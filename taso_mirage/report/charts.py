@@ -24,13 +24,13 @@ LABELS, LINE = 7, 13.0
 @dataclass(frozen=True, slots=True)
 class BarPart:
     """A piece of a bar: the class of its colour, where it begins, how long it is, its text, and the
-    id of the part of the page that it leads to."""
+    section that it leads to (0: none)."""
 
     kind: str
     start: float
     length: float
     title: str
-    link: str = ""
+    section: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The terms of drawn and listed graphs as data for the script of a page: types, attributes, names at
-each place, and statistics of weights."""
+"""The terms of drawn and listed graphs as data for the script of a page: types, attributes, names
+at each place, and statistics of weights."""
 
 from __future__ import annotations
 

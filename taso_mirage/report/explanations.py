@@ -19,7 +19,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Coverage, Proofs
-from taso_mirage.report.changes import Explanation, ReportedChange, ranked
+from taso_mirage.report.changes import Explanation, ReportedChange, by_counted_gain
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
 from taso_mirage.report.times import result_costs
@@ -73,7 +73,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
             measured = measured_seconds(change, term, result.workloads) if timed else None
             listed.append(Explanation(change, predicted[change], measured, ground(change, proofs)))
     proofs.close()
-    return ranked(listed)
+    return by_counted_gain(listed)
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:

@@ -31,7 +31,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.report.sections import model_sections
 from taso_mirage.report.summary import search_facts
 from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
-from taso_mirage.report.whereabouts import region_view, run_events, signed, whereabouts
+from taso_mirage.report.whereabouts import difference_text, region_view, run_events, whereabouts
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
 from taso_mirage.system.terminal import duration
@@ -200,13 +200,13 @@ def _account(result: Result, explained: Sequence[Explanation]) -> dict[str, Any]
         return None
 
     def text(value: float | None) -> str:
-        return "" if value is None else signed(value)
+        return "" if value is None else difference_text(value)
 
     rows = [
         (r.number, _arrows(r.name), text(r.predicted), text(r.alone), text(r.within), _share(r.counted, found.total))
         for r in found.rows
     ]
-    return {"rows": rows, "total": signed(found.total), "measured": found.measured, "reason": found.reason}
+    return {"rows": rows, "total": difference_text(found.total), "measured": found.measured, "reason": found.reason}
 
 
 APART = 1.25
@@ -309,10 +309,10 @@ def _short_gain(each: Explanation) -> str:
     if each.part_of is not None:
         return ""
     if each.within is not None:
-        return f"{signed(each.counted)} saved, measured in the model"
+        return f"{difference_text(each.counted)} saved, measured in the model"
     if each.measured is not None:
-        return f"{signed(each.gain)} saved, measured alone"
-    return f"{signed(each.gain)} saved, predicted" if each.gain else ""
+        return f"{difference_text(each.gain)} saved, measured alone"
+    return f"{difference_text(each.gain)} saved, predicted" if each.gain else ""
 
 
 def _side(side: Graph, numbers: Mapping[Node, int]) -> tuple[Drawing | None, str]:

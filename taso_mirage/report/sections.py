@@ -21,7 +21,7 @@ SHOWN = 12
 """The largest number of places of a section whose terms a page describes."""
 Anchor = tuple[tuple[Node, Node], ...]
 """Values of the original, each with the term that computes it in the result."""
-Sides = tuple[list[Node], list[Node]]
+PieceTerms = tuple[list[Node], list[Node]]
 """Terms of the original and of the result."""
 
 
@@ -38,7 +38,7 @@ class ModelSection:
     before: Graph
     after: Graph
     places: list[tuple[str, ...]] = field(default_factory=list)
-    terms: list[Sides] = field(default_factory=list)
+    terms: list[PieceTerms] = field(default_factory=list)
     spent: list[tuple[float, float]] = field(default_factory=list)
     real: list[dict[Node, Node]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ def model_sections(result: Result, times: OperatorTimes) -> list[ModelSection]:
     """
     names = carry_names(result.original, result.steps)
     found: dict[tuple[Graph, Graph], ModelSection] = {}
-    for number, (anchor, sides) in enumerate(pieces(result, names)):
+    for number, (anchor, sides) in enumerate(model_pieces(result, names)):
         before, after, real = _canonical(anchor, sides, names)
         section = found.setdefault((before, after), ModelSection(before, after))
         section.places.append(tuple(names[n] for n in reversed(sides[0]) if n in names))
@@ -80,7 +80,7 @@ def _spent(times: Mapping[Node, float], side: Sequence[Node]) -> float:
     return sum(times.get(n, 0.0) for n in side)
 
 
-def pieces(result: Result, names: Mapping[Node, str], least: int = LEAST) -> Iterator[tuple[Anchor, Sides]]:
+def model_pieces(result: Result, names: Mapping[Node, str], least: int = LEAST) -> Iterator[tuple[Anchor, PieceTerms]]:
     """The terms between values of both models, at least so many; each term is in one piece."""
     done: set[Node] = set()
     for anchor in _anchors(result, names, least):

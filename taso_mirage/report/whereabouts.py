@@ -72,8 +72,8 @@ def region_view(found: Whereabouts, sections: Sequence[ModelSection], titles: Se
 
 
 def run_events(result: Result, found: Whereabouts) -> list[list[tuple[str, str, float]]]:
-    """Both runs for a timeline: the name, the section, and the microseconds of each node, in the
-    order of the run; without a profile of each section."""
+    """The nodes of both runs for a timeline, each with its name, its section, and its microseconds,
+    in the order of the run; without a profile the sections."""
 
     def where(span: Span) -> str:
         return "" if span.place is None else f"section {span.place[0] + 1}, place {span.place[1] + 1}"
@@ -87,10 +87,10 @@ def run_events(result: Result, found: Whereabouts) -> list[list[tuple[str, str, 
 
 def _difference(before: float, after: float) -> tuple[str, str, str]:
     """Seconds before and after, and the saved ones."""
-    return duration(before), duration(after), signed(before - after)
+    return duration(before), duration(after), difference_text(before - after)
 
 
-def signed(saved: float) -> str:
+def difference_text(saved: float) -> str:
     """Saved seconds; a loss has a minus."""
     return f"\N{MINUS SIGN}{duration(-saved)}" if saved < 0 else duration(saved)
 
@@ -108,7 +108,7 @@ def _parts(spans: Sequence[Span], kinds: dict[int, str], titles: Sequence[str], 
             start, short = start + short, 0.0
         section = span.place[0]
         title = f"section {section + 1}, {titles[section]}: {duration(span.seconds)}"
-        yield BarPart(kinds[section], start, length, title, f"section-{section + 1}")
+        yield BarPart(kinds[section], start, length, title, section + 1)
         start += length
     if short:
         yield BarPart("rest", start, short, "short sections")

@@ -1,5 +1,6 @@
 """The model into which ONNX Runtime turns a model, with the operands and the time of each of its
-nodes, or only their values and times in runs of the whole model, from the runtime's own profiler."""
+nodes, or only their values and times in runs of the whole model, from the runtime's own
+profiler."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 
-from taso_mirage.report.pages import render_template
+from taso_mirage.report.pages import page_script
 
 
 class Page(HTMLParser):
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         assert len(set(self.ids)) == len(self.ids)
         assert {link[1:] for link in self.links} <= set(self.ids)
         assert not {"link", "img", "iframe", "object", "base"} & set(self.tags)
-        assert self.scripts == [render_template("page.js")] * ("script-src" in self.policy)
+        assert self.scripts == [page_script()] * ("script-src" in self.policy)
         assert all(json.loads(each) is not None for each in self.data)
         digest = base64.b64encode(hashlib.sha256("".join(self.scripts).encode()).digest()).decode()
         named = f"; script-src 'sha256-{digest}'; img-src data:" if self.scripts else ""

@@ -3,16 +3,14 @@ its behaviour in a browser."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
-from html import escape, unescape
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser import chromium, needs_browser
+from browser import asked, chromium, needs_browser
 from htmlpage import Page
 from small_models import model, w, x
 
@@ -323,23 +321,6 @@ def path(mini: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path("a_model_with_a_name_that_is_so_long_that_no_line_of_a_telephone_has_room_for_it.onnx")
     report.write_page(written, measured, measured.explanations, source, [written], ["taso-mirage", "optimize"])
     return written
-
-
-def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, object]:
-    """The result of a script on the page in a frame (a window is never narrower than 500); the
-    policy, which would refuse the script, is taken out."""
-    content = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())
-    probe = f"<script>document.body.dataset.found = JSON.stringify((() => {{ {script} }})())</script></body>"
-    page = escape(content.replace("</body>", probe))
-    take = "document.body.dataset.found = frames[0].document.body.dataset.found"
-    (folder / "probe.html").write_text(
-        f'<body><iframe width="{width}" height="800" style="border: 0" srcdoc="{page}"></iframe>'
-        f"<script>onload = () => {{ {take}; frames[0].frameElement.remove(); }}</script></body>"
-    )
-    done = chromium(folder / "probe.html", folder, "--dump-dom", size=(1700, 900))
-    (found,) = re.findall(r'data-found="([^"]*)"', done.stdout)
-    data: dict[str, object] = json.loads(unescape(found))
-    return data
 
 
 @pytest.mark.sampled(3)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import needs_browser
+from browser import asked, needs_browser
 from htmlpage import Page
 from small_models import model, w, x
-from test_report_page import asked, times_of
 
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.timing import Timing
@@ -23,7 +22,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
 from taso_mirage.report.account import account
 from taso_mirage.report.attribution import heads, owners, placed_in_model, run_spans, section_seconds
-from taso_mirage.report.changes import ranked
+from taso_mirage.report.changes import by_counted_gain
 from taso_mirage.report.details import statistics
 from taso_mirage.report.result import OperatorProfile, PlacedKernels, Result
 from taso_mirage.report.sections import model_sections
@@ -46,9 +45,9 @@ def run_of(made: Model, times: object) -> Iterator[TimedNode]:
 @pytest.fixture(scope="module")
 def profiled(mini: Result) -> Result:
     """The result with a profile that has the predicted times."""
-    times = times_of(mini)
+    times = mini.times
     profile = OperatorProfile(tuple(run_of(mini.original, times.before)), tuple(run_of(mini.model, times.after)))
-    listed = ranked(placed_in_model(mini, mini.explanations, profile))
+    listed = by_counted_gain(placed_in_model(mini, mini.explanations, profile))
     return replace(mini, profile=profile, explanations=tuple(listed))
 
 
@@ -64,7 +63,7 @@ def test_a_node_without_a_known_value_belongs_to_its_reader_or_else_to_its_maker
 
 def test_the_time_of_a_run_is_that_of_its_sections(profiled: Result) -> None:
     """With the predicted times as measured ones, both views agree section by section."""
-    sections = model_sections(profiled, times_of(profiled))
+    sections = model_sections(profiled, profiled.times)
     for side, spans in enumerate(run_spans(profiled, sections)):
         assert all(span.place is not None for span in spans)
         found = section_seconds(spans, len(sections))
@@ -72,7 +71,7 @@ def test_the_time_of_a_run_is_that_of_its_sections(profiled: Result) -> None:
 
 
 def test_without_a_profile_spans_are_in_the_order_of_the_model(mini: Result) -> None:
-    sections = model_sections(mini, times_of(mini))
+    sections = model_sections(mini, mini.times)
     before, after = run_spans(mini, sections)
     order = [sections[i].order[j] for i, j in (span.place for span in before if span.place is not None)]
     assert order == list(range(len(order)))

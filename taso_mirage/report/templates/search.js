@@ -1,3 +1,4 @@
+"use strict";
 // Search: what does not have the words is hidden, what has them is opened. "/" goes to the box.
 // Below the box are the first terms that have the words in their operators, names or attributes.
 const nodes = JSON.parse(document.getElementById("nodes").textContent);

@@ -1,4 +1,0 @@
-"use strict";
-{% include "search.js" %}
-{% include "graph.js" %}
-{% include "export.js" %}
