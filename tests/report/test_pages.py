@@ -186,7 +186,8 @@ SEARCH = re.escape(
 <script type="application/json" id="runs">{{ runs | tojson }}</script>
 <script>{% include "search.js" %}{% include "graph.js" %}{% include "export.js" %}</script>{% endblock %}"""
 )
-"""The only script, whose digest is in the policy of the page, and its data, which `tojson` escapes."""
+"""The only script, whose digest is in the policy of the page, and its data, which `tojson`
+escapes."""
 FORBIDDEN = {
     "marks a value as safe": r"\bsafe\b|autoescape|Markup",
     "has a script": r"<script|\bon\w+=",
