@@ -22,6 +22,14 @@ DOMINATE = 0.25
 """The share of a model's seconds on a roofline from which on its convolutions decide the layout."""
 
 
+def convolutions_decide(model: Model, context: Context) -> bool:
+    """Whether the operators that a target's options run in another way take a large part of a
+    model's seconds on a roofline."""
+    terms = work_terms(model.nodes())
+    suited = sum(context.estimate(n) for n in terms if traits(n).layout)
+    return suited >= DOMINATE * sum(map(context.estimate, terms))
+
+
 def saved_seconds(model: Model, target: Target, context: Context) -> float:
     """Seconds that the model saves with a target's options; 0 where the layout of images does not
     change, or its convolutions are few."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import FEW, Session, open_in_child
-from taso_mirage.measure.target import CPU
+from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -180,3 +181,34 @@ def test_the_options_that_are_predicted_to_gain_are_tried_first(large: Model, se
         assert (other in wider) == (cost == 1.0)  # others that gain nothing cost a load each
         assert choosing._in_time(trial)[0].target == first
     assert len(choosing._in_time(trial)) == (2 if seconds == 60.0 else 1)
+
+
+def test_options_that_load_quickly_are_tried_before_those_that_try_algorithms(large: Model) -> None:
+    """A first run that tries every convolution's algorithms takes longer than all else in a trial.
+    The same graph with other options is the model after the passes, too."""
+    chosen, wide = CUDA.variants
+    assert [each.tries_algorithms for each in (CUDA, chosen, wide, CPU)] == [True, False, False, False]
+    job = Job(Config(budget=60.0, target=CUDA), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, lambda: 0.0))
+    posed = replace(problem.pose(replace(job, config=Config(budget=60.0)), large), target=CUDA)
+    passed = ModelCandidate("passed", layered(3), (), 1.0, CUDA)
+    original = ModelCandidate("original", large, (), 1.0, chosen)
+    candidates = [passed, replace(passed, target=chosen), original, replace(passed, target=wide, cost=0.9)]
+    choosing = choice.Choosing(job, posed, passed, {}, [{}], [passed.model.graph])
+    trials = [[(each.name, each.target) for each in trial] for trial in choosing._likely(candidates)]
+    assert trials == [[("passed", wide), ("passed", chosen)], [("passed", CUDA)], [("original", chosen)]]
+    narrow = [each for each in candidates if each.target != wide]
+    assert [trial[0].target for trial in choosing._likely(narrow)] == [chosen, CUDA, chosen]
+
+
+def test_a_model_with_other_options_runs_beside_the_original_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What users have now is the original with the runtime's own options."""
+    opened: list[Target] = []
+    monkeypatch.setattr(comparisons.runtime, "open_in_child", lambda model, target, **_: opened.append(target))
+    chosen = CUDA.variants[0]
+    made = comparisons.Comparisons(chosen, [{}], [1.0], 1.0)
+    for own, target in ((CUDA, chosen), (chosen, chosen)):
+        made.beside(layered(), SimpleNamespace(target=own))  # type: ignore[arg-type]
+        assert opened.pop() == target
+    on_one_thread = comparisons.Comparisons(CPU, [{}], [1.0], 1.0)
+    on_one_thread.beside(layered(), SimpleNamespace(target=CPU.serial))  # type: ignore[arg-type]
+    assert opened == [CPU.serial]

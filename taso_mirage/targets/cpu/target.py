@@ -31,6 +31,7 @@ class Cpu:
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.lowering.cpu"
     variants = ()
+    tries_algorithms = False
     stamp = Stamp(name)
 
     @property

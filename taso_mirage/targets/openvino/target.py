@@ -33,6 +33,7 @@ class OpenVino:
     domains = STANDARD
     lowering = None
     variants = ()
+    tries_algorithms = False
 
     @property
     def machine(self) -> str:
