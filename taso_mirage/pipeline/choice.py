@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
@@ -113,8 +112,6 @@ class Choosing:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
         self.load, self.ahead = Load(), ahead
         self.sessions: list[Session] = []
-        self.loading: dict[Target, float] = {}
-        """Seconds of the last load and first run with the options of a target."""
 
     def by_prediction(self, candidate: ModelCandidate) -> bool:
         """Whether a candidate was made by predicted costs alone, with any options of the target."""
@@ -142,8 +139,6 @@ class Choosing:
             taken = replace(choice, normal=taken.normal or choice.normal)
             if choice.candidate is not None or self._left() < self._trial():
                 break
-        if taken.candidate is None and taken.normal is not None:  # kernels are tried in it
-            self.job.loading = self.loading.get(taken.normal.target, self.job.loading)
         return taken
 
     def _trial(self) -> float:
@@ -152,8 +147,7 @@ class Choosing:
 
     def _likely(self, candidates: Sequence[ModelCandidate]) -> list[list[ModelCandidate]]:
         """The candidates in the order of trials: the predicted fastest for each set of the target's
-        options, then the next ones. Options with which a session tries no algorithms of
-        convolutions come first, because they load in a fraction of the time.
+        options, then the next ones.
 
         The candidate that was made without measurements comes first if the costs of the others
         differ by less than measurements vary, if other processes use the cores, or if there is no
@@ -165,19 +159,17 @@ class Choosing:
         bar = SAME_COST * least if steady else math.inf
         order = sorted(candidates, key=lambda c: (c.cost > bar, not self.by_prediction(c), c.cost))
         ranks = [sum(other.target == each.target for other in order[:i]) for i, each in enumerate(order)]
-        found = [
-            [each for each, rank in zip(order, ranks, strict=True) if (rank, each.target.tries_algorithms) == trial]
-            for trial in product(range(LIKELY), (False, True))
-        ]
+        found = [[each for each, rank in zip(order, ranks, strict=True) if rank == trial] for trial in range(LIKELY)]
         return [each for each in found if each]
 
     def _with_known_gains(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """The candidates without another layout that is not predicted to gain, where one is."""
+        """The candidates without the options that are not predicted to gain, where others are, and
+        without another layout for the whole model that is not."""
         plain = self.problem.target
         usual = min((each.cost for each in candidates if each.target == plain), default=0.0)
         gaining = {each.target for each in candidates if each.target != plain and each.cost < usual}
-        quick = {each.target for each in candidates if plain.tries_algorithms and each.target.mixes_layouts}
-        return [each for each in candidates if each.target in {plain, *gaining, *quick}] if gaining else candidates
+        others = {each.target for each in candidates if each.target.mixes_layouts == plain.mixes_layouts}
+        return [each for each in candidates if each.target in {plain, *(gaining or others)}]
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The candidate that was measured to be the fastest, or is predicted to be if the runs do
@@ -335,7 +327,7 @@ class Choosing:
             candidate, began = waiting.pop(0), time.monotonic()
             try:
                 survivor, session = self._surviving(replace(candidate, target=self.load.clock(candidate.target)))
-                self.loading[candidate.target] = self.job.loading = time.monotonic() - began
+                self.job.loading = time.monotonic() - began
                 if survivor is not None and session is not None:
                     sessions.append(session)
                     same = survivor.model.graph == candidate.model.graph

@@ -126,11 +126,6 @@ class Target(Protocol):
         """Targets with other options, with which models that they suit are also searched."""
 
     @property
-    def tries_algorithms(self) -> bool:
-        """Whether the first run of a session tries the algorithms of each convolution, which takes
-        seconds."""
-
-    @property
     def plain(self) -> Target:
         """A variant without the options that have no effect on other operators."""
 

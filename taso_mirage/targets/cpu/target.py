@@ -31,7 +31,6 @@ class Cpu:
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.lowering.cpu"
     variants = ()
-    tries_algorithms = False
     stamp = Stamp(name)
 
     @property

@@ -53,10 +53,6 @@ class Cuda:
         return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
 
     @property
-    def tries_algorithms(self) -> bool:
-        return CHOSEN not in self.options
-
-    @property
     def plain(self) -> Cuda:
         return next((each for each in (CUDA, CUDA_TF32) if self in each.variants), self)
 

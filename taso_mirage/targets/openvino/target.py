@@ -33,7 +33,6 @@ class OpenVino:
     domains = STANDARD
     lowering = None
     variants = ()
-    tries_algorithms = False
 
     @property
     def machine(self) -> str:
