@@ -208,7 +208,7 @@ def test_channels_last_is_tried_where_it_is_predicted_to_gain(large: Model) -> N
 
 
 def test_a_model_with_other_options_runs_beside_the_original_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What users have now is the original with the runtime's own options."""
+    """Users have the original with the runtime's own options now."""
     opened: list[Target] = []
     monkeypatch.setattr(comparisons.runtime, "open_in_child", lambda model, target, **_: opened.append(target))
     chosen = CUDA.variants[0]
