@@ -78,25 +78,6 @@ def serialize_types(model: Model, source: bool = False, above: int = 1 << 20) ->
     """Serialize a model with the main graph's weights of more than `above` bytes as typed inputs,
     for a checker, which does not read numbers."""
     made = as_onnx(model, source)
-    _as_inputs(made, above)
-    return _bytes(made)
-
-
-def serialize_free(model: Model) -> bytes:
-    """Serialize a model for inputs of any sizes, with its weights as inputs. Models that differ in
-    sizes alone have the same bytes."""
-    made = as_onnx(model)
-    _as_inputs(made, -1)
-    for value in made.graph.inputs:
-        if value.shape is not None:
-            value.shape = ir.Shape([f"{value.name}_{i}" for i in range(len(value.shape))])
-    for value in (each for node in made.graph for each in node.outputs):
-        value.shape = None
-    return _bytes(made)
-
-
-def _as_inputs(made: ir.Model, above: int) -> None:
-    """Make weights of more than `above` bytes typed inputs."""
     for name, value in list(made.graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or tensor.nbytes <= above:
@@ -105,6 +86,7 @@ def _as_inputs(made: ir.Model, above: int) -> None:
         value.const_value, value.type, value.shape = None, ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
         if not value.is_graph_input():
             made.graph.inputs.append(value)
+    return _bytes(made)
 
 
 def _bytes(made: ir.Model, apart: Iterable[str] = ()) -> bytes:

@@ -6,16 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-import numpy as np
-
 from taso_mirage.errors import OutOfTime
-from taso_mirage.ir.model import Model, repeated_array
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.measure import native, tasks
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import Session
-from taso_mirage.onnx_io import serialize, serialize_free
+from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.rewriting.derived_traits import elementwise
 from taso_mirage.search.cost import FREE, UNMEASURABLE
@@ -27,15 +24,12 @@ class Available:
     """Whether the target's runtime implements an operator for its operands.
 
     The runtime implements the operators of the original. Others are loaded once, and those outside
-    of ONNX's own domain run once: their kernels refuse operands that their schemas allow. Operands
-    of other sizes run in the same session, because to open one takes much longer on a GPU.
+    of ONNX's own domain run once: their kernels refuse operands that their schemas allow.
     """
 
     def __init__(self, original: Iterable[Node], context: Context, cache: CostCache | None = None) -> None:
         self.context, self.cache = context, cache or CostCache(None)
         self.known = {self._keys(n)[0]: True for n in original if n.args and n.op not in FREE and _is_standard(n)}
-        self._open: dict[bytes, Session] = {}
-        """Sessions of single operators for operands of any sizes."""
 
     @cached_property
     def _device(self) -> str:
@@ -88,10 +82,8 @@ class Available:
 
     def _tried(self, node: Node) -> bool:
         try:
-            model = context_model(FusionContext(node), self.context)
-            if not _is_standard(node) and self._runs_free(model):
-                return True
-            session = self._session(serialize(model))
+            content = serialize(context_model(FusionContext(node), self.context))
+            session = Session(content, self.context.target, alone=not self.context.target.on_cores)
             if not _is_standard(node):
                 session.run(tasks.random_feed(session, 0))
         except OutOfTime:
@@ -99,24 +91,6 @@ class Available:
         except UNMEASURABLE:
             return False
         return True
-
-    def _runs_free(self, model: Model) -> bool:
-        """Whether an operator runs with weights as inputs, in a session for all sizes. If it does
-        not, some kernel may still need a weight, or a size ahead of the run."""
-        try:
-            content, rng = serialize_free(model), np.random.default_rng(0)
-            if content not in self._open:
-                self._open[content] = self._session(content)
-            feed = {n.attr("name"): repeated_array(n, rng) for n in model.graph.inputs}
-            self._open[content].run(feed | {name: each.numpy() for name, each in model.weights.items()})
-        except OutOfTime:
-            raise
-        except UNMEASURABLE:
-            return False
-        return True
-
-    def _session(self, content: bytes) -> Session:
-        return Session(content, self.context.target, alone=not self.context.target.on_cores)
 
 
 def _is_standard(node: Node) -> bool:

@@ -23,7 +23,6 @@ from taso_mirage.pipeline import candidates
 from taso_mirage.pipeline.candidates import BY_PREDICTION, passes, search
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search import available
 from taso_mirage.search.available import Available
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.search.mutations import NO_MUTATIONS
@@ -185,31 +184,3 @@ def test_a_function_of_single_elements_is_asked_for_at_one_size(monkeypatch: pyt
     norms = [term("skip_layer_norm", *[variable(n, Tensor(F, (2, 3, s))) for n in "xy"], w(s), w(s)) for s in (4, 8)]
     assert all(map(there, norms))  # its kernel may refuse a width
     assert len(tried) == 1 + 2
-
-
-def test_an_operator_of_several_sizes_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size runs, as its kernel may refuse it; one that is refused is tried as it is."""
-    opened: list[bytes] = []
-    session = available.Session
-
-    def counted(content: bytes, *options: Any, **named: Any) -> Any:
-        opened.append(content)
-        return session(content, *options, **named)
-
-    monkeypatch.setattr(available, "Session", counted)
-    there = Available((), Context({"": 20, "com.microsoft": 1}, {}), CostCache(None))
-
-    def norm(rows: int, width: int) -> Node:
-        data = [variable(n, Tensor(F, (2, rows, width))) for n in "xy"]
-        return term("skip_layer_norm", *data, w(width), w(width))
-
-    assert all(there(norm(rows, width)) for rows, width in ((3, 4), (3, 8), (5, 16)))
-    assert len(opened) == 1
-    heads = [
-        term("multi_head_attention", *[variable(n, Tensor(F, (2, 5, 8))) for n in "qkv"], num_heads=h) for h in (2, 4)
-    ]
-    assert all(map(there, heads))
-    assert len(opened) == 3  # attributes are in the file
-    monkeypatch.setattr(Available, "_runs_free", lambda *_: False)
-    assert there(norm(7, 32))
-    assert len(opened) == 4
