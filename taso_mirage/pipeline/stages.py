@@ -132,7 +132,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     try:
         with child().within(job.deadline.of_extras()):
             child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
-            known = original if result.target == config.target else None
+            known = original if original.target == config.target else None
             with spent(Purpose.WAITING):
                 same = job.backend is not None and result.target.name == config.target.name
                 backend = job.backend.result() if job.backend is not None and same else None
