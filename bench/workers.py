@@ -3,8 +3,9 @@ and the wall time.
 
     python bench/workers.py
 
-The workers are processes of this machine with separate homes and caches, one core each, so that two
-have twice the cores of one, as two machines would.
+The workers are processes of this machine with separate homes and caches, each new and pinned to a
+core of its own, so that two have twice the cores of one, as two machines would. The time begins
+when the workers are there, and contains that in which they import the package.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import distributed
 import onnxruntime
@@ -26,39 +27,52 @@ from taso_mirage.folder import Folder
 from taso_mirage.measure.cluster import cluster
 from taso_mirage.version import __version__
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
-from dask_workers import pool
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
+from dask_workers import pool  # noqa: E402
 
-MODELS, EFFORT = 10, "quick"
+from models import build  # noqa: E402
+from models.__main__ import write  # noqa: E402
+
+MODELS = (
+    *("bert", "llama", "llama_decode", "llama_lora", "vit", "mini_transformer"),
+    *("resnet18", "mobilenet_v2", "light_squeezenet", "light_shufflenet"),
+)
+"""Different models: equal ones would share the memos of a worker's process."""
+EFFORT = "quick"
+ORDER = (1, 2, 2, 1)
+"""The numbers of workers of the runs, so that a drift of the machine affects both."""
 OUT = Path(__file__).parent / "results" / f"workers-cpu{cores()}.json"
 
 
-def measured(zoo: Path, folder: Path, workers: int) -> dict[str, object]:
-    """The seconds, load and digests of one run of a folder on so many fresh workers."""
-    with pool(folder / "pool", workers, env={"OMP_NUM_THREADS": "1"}) as there:
-        options = {"effort": EFFORT, "scheduler": there.address}
-        warm = Folder(zoo / "warm", folder / "warm", options)  # every worker imports the package once
-        asked = Folder(zoo / "models", folder / "out", options)
-        with cluster(there.address, asked.target) as used:
-            with warm.locked():
-                list(warm.optimize_on(used))
+def measured(zoo: Path, folder: Path, workers: int) -> dict[str, Any]:
+    """The seconds, load and digests of one run of a folder on so many new workers."""
+    with pool(folder / "pool", workers, pinned=True) as there:
+        asked = Folder(zoo, folder / "out", {"effort": EFFORT, "scheduler": there.address})
+        with cluster(there.address, asked.target) as used, asked.locked():
             load, start = os.getloadavg()[0], time.perf_counter()
-            with asked.locked():
-                states = [row["state"] for row, _ in asked.optimize_on(used)]
+            rows = [row for row, _ in asked.optimize_on(used)]
             seconds = time.perf_counter() - start
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "out").glob("*.onnx"))}
-    return {"workers": workers, "seconds": seconds, "load": load, "states": states, "digests": digests}
+    return {
+        "workers": workers,
+        "seconds": seconds,
+        "load_before": load,
+        "states": {row["model"]: row["state"] for row in rows},
+        "seconds_of_models": {row["model"]: row["seconds"] for row in rows},
+        "digests": digests,
+    }
 
 
 def main() -> None:
-    source = Path(__file__).parents[1] / "models" / "mini_transformer.onnx"
     with TemporaryDirectory() as name:
         zoo = Path(name) / "zoo"
-        for part, count in (("warm", 4), ("models", MODELS)):
-            (zoo / part).mkdir(parents=True)
-            for i in range(count):
-                shutil.copy(source, zoo / part / f"{i}.onnx")
-        one, two = (measured(zoo, Path(name) / str(n), n) for n in (1, 2))
+        zoo.mkdir()
+        for each in MODELS:
+            write(build(each, small=True, seed=0), zoo / f"{each}.onnx")
+        runs = [measured(zoo, Path(name) / str(i), workers) for i, workers in enumerate(ORDER)]
+    seconds = {n: [run["seconds"] for run in runs if run["workers"] == n] for n in (1, 2)}
+    digests = [run.pop("digests") for run in runs]
     found = {
         "device": processor_and_cores(),
         "versions": {
@@ -66,16 +80,17 @@ def main() -> None:
             "onnxruntime": onnxruntime.__version__,
             "distributed": distributed.__version__,
         },
-        "models": MODELS,
         "effort": EFFORT,
-        "same_bytes": one["digests"] == two["digests"],
-        "seconds": {"1": one["seconds"], "2": two["seconds"]},
-        "ratio": float(str(two["seconds"])) / float(str(one["seconds"])),
-        "load_before": {"1": one["load"], "2": two["load"]},
-        "states": {"1": one["states"], "2": two["states"]},
+        "models": len(MODELS),
+        "written": len(digests[0]),
+        "same_bytes": all(each == digests[0] for each in digests) and len(digests[0]) == len(MODELS),
+        "ratio": sum(seconds[2]) / sum(seconds[1]),
+        "runs": runs,
     }
-    print(json.dumps(found, indent=2))
     OUT.write_text(json.dumps(found, indent=2) + "\n")
+    for run in runs:
+        print(f"{run['workers']} workers: {run['seconds']:.1f} s, load before {run['load_before']:.1f}")
+    print(f"ratio {found['ratio']:.3f}, same bytes: {found['same_bytes']}, {found['written']} files")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,14 @@ class Pool:
 
 
 @contextmanager
-def pool(folder: Path, count: int, *options: str, env: dict[str, str] | None = None) -> Iterator[Pool]:
-    """`count` workers that are not restarted when they die; their files are below `folder`."""
+def pool(folder: Path, count: int, *options: str, pinned: bool = False) -> Iterator[Pool]:
+    """`count` workers that are not restarted when they die; their files are below `folder`. If `pinned`,
+    worker i has core i alone, as one of several equal machines."""
     with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as local:
         address = local.scheduler_address
-        made = Pool(address, [_worker(folder / f"worker{i}", address, options, env or {}) for i in range(count)])
+        made = Pool(
+            address, [_worker(folder / f"worker{i}", address, options, {i} if pinned else None) for i in range(count)]
+        )
         try:
             with distributed.Client(address) as client:
                 client.wait_for_workers(count, timeout=120)
@@ -46,14 +49,17 @@ def pool(folder: Path, count: int, *options: str, env: dict[str, str] | None = N
             time.sleep(0.1)
 
 
-def _worker(home: Path, address: str, options: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _worker(home: Path, address: str, options: tuple[str, ...], on: set[int] | None) -> subprocess.Popen[bytes]:
     home.mkdir(parents=True)
+    cores = os.sched_getaffinity(0)
+    on = cores if on is None else {sorted(cores)[i] for i in on}
     return subprocess.Popen(
         [
+            *("taskset", "-c", ",".join(map(str, sorted(on)))),
             *(sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny"),
             *("--no-dashboard", "--local-directory", str(home), *options),
         ],
-        env=os.environ | {"HOME": str(home), "TASO_MIRAGE_CACHE": str(home / "cache")} | env,
+        env=os.environ | {"HOME": str(home), "TASO_MIRAGE_CACHE": str(home / "cache")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
