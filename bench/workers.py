@@ -1,5 +1,5 @@
-"""A folder of ten models on one and on two workers of a Dask scheduler: whether the files are equal,
-and the wall time.
+"""A folder of ten models on one and on two workers of a Dask scheduler: whether the files are
+equal, and the wall time.
 
     python bench/workers.py
 

@@ -30,8 +30,8 @@ class Pool:
 
 @contextmanager
 def pool(folder: Path, count: int, *options: str, pinned: bool = False) -> Iterator[Pool]:
-    """`count` workers that are not restarted when they die; their files are below `folder`. If `pinned`,
-    worker i has core i alone, as one of several equal machines."""
+    """`count` workers that are not restarted when they die; their files are below `folder`. If
+    `pinned`, worker i has core i alone, as one of several equal machines."""
     with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as local:
         address = local.scheduler_address
         made = Pool(
