@@ -59,7 +59,13 @@ def test_the_first_commands_of_the_page(tmp_path: object) -> None:
         for line in FIRST[1:]:
             words = shlex.split(line.replace("8786", port).rstrip(" &"))
             module = {"dask": ["-m", "dask"], "taso-mirage": ["-m", "taso_mirage.cli"]}[words[0]]
-            more = ["--effort", "quick"] if "optimize" in words else ["--rule", "attention.matmul_to_gemm"] if "verify" in words else []
+            more = (
+                ["--effort", "quick"]
+                if "optimize" in words
+                else ["--rule", "attention.matmul_to_gemm"]
+                if "verify" in words
+                else []
+            )
             command = [sys.executable, *module, *words[1:], *more]
             if line.endswith("&"):
                 started.append(subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True))
