@@ -82,15 +82,15 @@ def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
 
 
 def test_parts_of_a_free_size() -> None:
-    tile = tile_part("n0", 8)
+    tile = tile_part(N, 8)
     assert part_of(tile) == (N, 8)
     assert part_of(N) is None
     assert part_of(8) is None
     assert [evaluate(tile_count(N, tile), {"n0": n}) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
     assert tile_count(N, 1) == N
     assert tile_count(N, N) == 1
-    assert part_of(tile_part("n0", 8, 2)) == (N, 8)
-    assert tile_part("n0", 8, 2) != tile
+    assert part_of(tile_part(N, 8, 2)) == (N, 8)
+    assert tile_part(N, 8, 2) != tile
 
 
 @pytest.mark.sampled(2)
