@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, bind, evaluate, parse_dim, symbol, symbols
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 
 _Ints = tuple[int, ...]
 _Maps = tuple[_Ints, ...]
@@ -215,8 +215,9 @@ def possibly_empty(graph: Graph) -> list[str]:
     """The named sizes that may be 0 although nothing says that the results are empty then: kernels
     have no operand without elements, as a cache of length 0 is joined with a new element."""
     names = size_names([x.shape for x in graph.inputs])
-    read = [x for kernel in kernels(graph.outputs) for x in kernel.args]
-    dims = {dim for x in (*read, *graph.outputs) for dim in x.shape}
+    run = kernels(graph.outputs)
+    read = [x for node in (*run, *topological(graph.outputs, stop=run)) for x in node.args if x is not ABSENT]
+    dims = {dim for x in (*read, *graph.outputs) if isinstance(x.type, Tensor) for dim in x.shape}
     if not all(symbols(dim) <= {*names} for dim in dims):
         return []
     return [name for name in names if all(evaluate(dim, {**dict.fromkeys(names, 1), name: 0}) > 0 for dim in dims)]

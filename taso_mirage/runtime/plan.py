@@ -211,11 +211,16 @@ def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
-    return [" ".join((word, type.dtype, *(str(n).replace(" ", "") for n in type.shape or ()))) for type in types]
+    return [" ".join((word, type.dtype, *_texts(type))) for type in types]
 
 
 def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
     """The signature as cpp/plan.cpp writes it: the compiled kernel states it, so that a plan cannot
     give it other tensors."""
-    shown = [" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in inputs]
-    return " ".join([*shown, "->", *(" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in outputs)])
+    shown = [" ".join((t.dtype, *_texts(t))) + "," for t in inputs]
+    return " ".join([*shown, "->", *(" ".join((t.dtype, *_texts(t))) + "," for t in outputs)])
+
+
+def _texts(type: Tensor) -> list[str]:
+    """The dims of a type, each as one word."""
+    return [str(n).replace(" ", "") for n in type.shape or ()]
