@@ -19,26 +19,27 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests" / "harness")]
 
+import goal_times  # noqa: E402
+from goal_peers import row_counts, with_floats  # noqa: E402
+
 from taso_mirage.devices.cpu.device import CPU_DEVICE  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.devices.device import Device  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.forms.base.form import CPU_GOALS, GPU_GOALS  # noqa: E402
 from taso_mirage.ir.mugraph import kernels  # noqa: E402
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, users, variable  # noqa: E402
+from taso_mirage.ir.terms import Graph, Node  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.found import FoundMuGraph  # noqa: E402
 from taso_mirage.mugraph.moved_goal import labelled_goal  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
-from taso_mirage.operators.interpret import interpret, retyped  # noqa: E402
+from taso_mirage.operators.interpret import interpret  # noqa: E402
 
 Found = dict[str, Any]
 TOLERANCE = {"cpu": 1e-4, "gpu": 2e-2}
 """The largest difference from float64 over the largest number of the result: of sums in single
 precision, and of values between operators in half precision."""
-ROWS = ("gather", "gather_elements", "gather_nd")
-"""Operators that read rows by the integers of a run."""
 CAPABILITY = 90
 """The GPU for which programs are compiled: sm_90."""
 
@@ -56,42 +57,14 @@ def step(job: Mapping[str, Any]) -> Found:
 
 
 def halved(graph: Graph) -> Graph:
-    """The graph in half precision, with the same inputs; itself if it has types of its own."""
-    leaves = {n: _half(n) for n in topological(graph.outputs) if not n.args}
-    leaves |= {n: _half(n) for n in graph.inputs}
-    try:
-        return Graph(tuple(leaves[n] for n in graph.inputs), retyped(graph.outputs, leaves))
-    except TasoMirageError:
-        return graph
-
-
-def _half(node: Node) -> Node:
-    if not isinstance(node.type, Tensor) or node.dtype != "float32":
-        return node
-    if is_constant(node):
-        return constant(node.attr("value").numpy().astype(np.float16))
-    return variable(node.attr("name"), Tensor("float16", node.shape))
+    """The graph in half precision."""
+    return with_floats(graph, "float16")
 
 
 def arrays(goal: Graph, seed: int = 0) -> list[Any]:
     """Inputs of a goal."""
     rng = np.random.default_rng(seed)
     return [_drawn(x, n, rng) for x, n in zip(goal.inputs, row_counts(goal), strict=True)]
-
-
-def row_counts(goal: Graph) -> list[int]:
-    """The numbers of rows that the indices in each input may name; 2 for an input of others."""
-    readers = users(topological(goal.outputs))
-    found = []
-    for x in goal.inputs:
-        read = [r for r in readers.get(x, ()) if r.op in ROWS and r.args[0] is not x]
-        found.append(min((_rows(r) for r in read), default=2))
-    return found
-
-
-def _rows(reader: Node) -> int:
-    shape = [int(n) for n in reader.args[0].shape]
-    return min(shape) if reader.op == "gather_nd" else shape[reader.attr("axis")]
 
 
 def _drawn(x: Node, rows: int, rng: np.random.Generator) -> Any:
@@ -223,30 +196,8 @@ np.savez(folder / "results.npz", *[x.double().numpy() for x in results])
 """
 
 
-def eager(goal: Graph, device: str) -> Callable[..., tuple[Any, ...]]:
-    """A goal as a function of PyTorch's tensors on a device."""
-    from taso_mirage.torch.meaning import TorchMeaning
-
-    def function(*inputs: Any) -> tuple[Any, ...]:
-        values = interpret(goal.outputs, TorchMeaning(device), dict(zip(goal.inputs, inputs, strict=True)))
-        return tuple([values[output] for output in goal.outputs])
-
-    return function
-
-
-def as_module(peer: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """PyTorch's operators of one run as a module: its compiler does not see how terms are read."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(peer)(*inputs)
-
-
 def timed(job: Mapping[str, Any]) -> Found:
-    """Microseconds of the best program of a goal on this machine's GPU, and of PyTorch."""
-    import torch
-
-    from taso_mirage.emit import triton, tune
-
+    """Microseconds of the best program of a goal on this machine's GPU, and of its peers."""
     goal, device = _for(job)
     by_hand = GPU_GOALS.read(goal)
     found = (
@@ -254,28 +205,10 @@ def timed(job: Mapping[str, Any]) -> Found:
         if by_hand is not None
         else superoptimize(goal, best=job["programs"], budget=job["budget"], device=device)
     )
-    programs = [p for each in found for p in triton.program_forms(each.graph, device.specialized)]
-    limits = row_counts(goal)
-
-    def prepare(inputs: Sequence[Any]) -> None:
-        for x, rows in zip(inputs, limits, strict=True):
-            if x.dtype in (torch.int32, torch.int64):
-                x.abs_().remainder_(rows)
-
-    def right(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-        wanted = exact(goal, [x.cpu().numpy() for x in inputs])
-        return difference([x.double().cpu().numpy() for x in results], wanted) < TOLERANCE["gpu"]
-
-    best = tune.tuned_program(programs, check=right, prepare=prepare)
-    sets = tune.input_sets(best.program)
-    for inputs in sets:
-        prepare(inputs)
-    torch._dynamo.reset()
-    peer = as_module(eager(goal, "cuda"), sets[0])
-    compiled = torch.compile(peer, mode="max-autotune-no-cudagraphs", dynamic=False)
-    with torch.inference_mode():
-        peers = {"eager": tune.measured(peer, sets), "torch.compile": tune.measured(compiled, sets)}
-    return {"us": best.seconds * 1e6, "peers": {name: t * 1e6 for name, t in peers.items()}}
+    given = {"goal": to_json(goal), "graphs": [to_json(each.graph) for each in found], **job["settings"]}
+    ours = goal_times.tuned(given)
+    peers = goal_times.timed_peers(given)
+    return {"us": ours["ours"], "programs": ours["programs"], "peers": peers["baselines"], "notes": peers["notes"]}
 
 
 STEPS: Mapping[str, Callable[[Mapping[str, Any]], Found]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,99 +69,94 @@ def normed(x: Node) -> Node:
 # ---------------------------------------------------------------- the forms
 
 
-def cache_window() -> Graph:
-    q, k, v = leaf("q", 1, 8, 1, 64), leaf("keys", 1, 8, 1024, 64), leaf("values", 1, 8, 1024, 64)
-    return goal(attended(q, part(k, 2, 768, 1024), part(v, 2, 768, 1024)))
+def cache_window(heads: int = 8, keys: int = 1024, window: int = 256, width: int = 64) -> Graph:
+    q, k, v = leaf("q", 1, heads, 1, width), leaf("keys", 1, heads, keys, width), leaf("values", 1, heads, keys, width)
+    return goal(attended(q, part(k, 2, keys - window, keys), part(v, 2, keys - window, keys)))
 
 
-def rotary() -> Graph:
-    return goal(rotated(leaf("x", 1, 8, 128, 64), leaf("cos", 128, 64), leaf("sin", 128, 64)))
+def rotary(heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    return goal(rotated(leaf("x", 1, heads, rows, width), leaf("cos", rows, width), leaf("sin", rows, width)))
 
 
-def convolution_silu() -> Graph:
-    return goal(silu(convolved(leaf("x", 1, 32, 28, 28), leaf("w", 64, 32, 3, 3), leaf("b", 64), 1)))
+def convolution_silu(batch: int = 1, channels: int = 32, results: int = 64, side: int = 28) -> Graph:
+    w = leaf("w", results, channels, 3, 3)
+    return goal(silu(convolved(leaf("x", batch, channels, side, side), w, leaf("b", results), 1)))
 
 
-def depthwise_norm() -> Graph:
-    y = convolved(leaf("x", 1, 96, 28, 28), leaf("w", 96, 1, 7, 7), leaf("b", 96), 3, 96)
+def depthwise_norm(batch: int = 1, channels: int = 96, side: int = 28) -> Graph:
+    x, w = leaf("x", batch, channels, side, side), leaf("w", channels, 1, 7, 7)
+    y = convolved(x, w, leaf("b", channels), 3, channels)
     return goal(normed(term("transpose", y, perm=(0, 2, 3, 1))))
 
 
-def running_sums() -> Graph:
-    return goal(term("mul", term("cumsum", leaf("x", 64, 512), axis=1), leaf("gate", 64, 512)))
+def running_sums(rows: int = 64, width: int = 512) -> Graph:
+    return goal(term("mul", term("cumsum", leaf("x", rows, width), axis=1), leaf("gate", rows, width)))
 
 
-def chosen_experts() -> Graph:
-    x, w, chosen = leaf("x", 4, 1, 256), leaf("experts", 8, 256, 512), leaf("chosen", 4, dtype="int64")
-    return goal(silu(term("matmul", x, term("gather", w, chosen, axis=0))))
+def chosen_experts(tokens: int = 4, experts: int = 8, width: int = 256, hidden: int = 512) -> Graph:
+    x, w = leaf("x", tokens, 1, width), leaf("experts", experts, width, hidden)
+    return goal(silu(term("matmul", x, term("gather", w, leaf("chosen", tokens, dtype="int64"), axis=0))))
 
 
-def cache_append() -> Graph:
-    q = leaf("q", 1, 8, 1, 64)
-    pasts = leaf("past_keys", 1, 8, 511, 64), leaf("past_values", 1, 8, 511, 64)
-    news = leaf("new_keys", 1, 8, 1, 64), leaf("new_values", 1, 8, 1, 64)
-    return goal(attended(q, *(term("concat", past, new, axis=2) for past, new in zip(pasts, news, strict=True))))
+def cache_append(heads: int = 8, past: int = 511, width: int = 64) -> Graph:
+    q = leaf("q", 1, heads, 1, width)
+    pasts = leaf("past_keys", 1, heads, past, width), leaf("past_values", 1, heads, past, width)
+    news = leaf("new_keys", 1, heads, 1, width), leaf("new_values", 1, heads, 1, width)
+    return goal(attended(q, *(term("concat", old, new, axis=2) for old, new in zip(pasts, news, strict=True))))
 
 
-def cross_attention() -> Graph:
-    return goal(attended(leaf("q", 1, 8, 1, 64), leaf("k", 1, 8, 1500, 64), leaf("v", 1, 8, 1500, 64)))
+def cross_attention(heads: int = 8, rows: int = 1, keys: int = 1500, width: int = 64) -> Graph:
+    k, v = leaf("k", 1, heads, keys, width), leaf("v", 1, heads, keys, width)
+    return goal(attended(leaf("q", 1, heads, rows, width), k, v))
 
 
-def rotary_norms() -> Graph:
-    x, gamma = leaf("x", 1, 8, 128, 64), leaf("gamma", 64)
+def rotary_norms(heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    x, gamma = leaf("x", 1, heads, rows, width), leaf("gamma", width)
     y = term("rms_norm", x, gamma, axis=3, epsilon=1e-6)
-    return goal(rotated(y, leaf("cos", 128, 64), leaf("sin", 128, 64)))
+    return goal(rotated(y, leaf("cos", rows, width), leaf("sin", rows, width)))
 
 
-def norm_product() -> Graph:
-    return goal(term("add", term("matmul", normed(leaf("x", 64, 512)), leaf("w", 512, 1024)), leaf("b", 1024)))
+def norm_product(rows: int = 64, width: int = 512, columns: int = 1024) -> Graph:
+    y = term("matmul", normed(leaf("x", rows, width)), leaf("w", width, columns))
+    return goal(term("add", y, leaf("b", columns)))
 
 
-def product_gelu() -> Graph:
-    y = term("add", term("matmul", leaf("x", 128, 512), leaf("w", 512, 1024)), leaf("b", 1024))
+def product_gelu(rows: int = 128, width: int = 512, columns: int = 1024) -> Graph:
+    y = term("add", term("matmul", leaf("x", rows, width), leaf("w", width, columns)), leaf("b", columns))
     return goal(term("gelu", y))
 
 
-def split_projection() -> Graph:
+def split_projection(rows: int = 128, heads: int = 8, width: int = 64) -> Graph:
     """One projection, cut into queries, keys and values with heads, and their attention."""
-    y = term("reshape", leaf("qkv", 1, 128, 3 * 8 * 64), shape=(1, 128, 3, 8, 64))
+    y = term("reshape", leaf("qkv", 1, rows, 3 * heads * width), shape=(1, rows, 3, heads, width))
     turned = term("transpose", y, perm=(2, 0, 3, 1, 4))
     q, k, v = (term("squeeze", each, axes=(0,)) for each in parts(turned, 0, 3))
     return goal(attended(q, k, v))
 
 
-def gated_split() -> Graph:
-    y = term("matmul", leaf("x", 16, 512), leaf("w", 512, 2048))
+def gated_split(rows: int = 16, width: int = 512, hidden: int = 1024) -> Graph:
+    y = term("matmul", leaf("x", rows, width), leaf("w", width, 2 * hidden))
     value, gate = parts(y, 1, 2)
     return goal(term("mul", value, term("gelu", gate)))
 
 
-def padded_convolution() -> Graph:
+def padded_convolution(batch: int = 1, channels: int = 32, results: int = 64, side: int = 28) -> Graph:
     """A pad at the right and below, as of a stride-2 encoder, before the convolution."""
-    x = term("pad", leaf("x", 1, 32, 28, 28), pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0)
-    y = term(
-        "conv",
-        x,
-        leaf("w", 64, 32, 3, 3),
-        leaf("b", 64),
-        strides=(2, 2),
-        pads=(0, 0, 0, 0),
-        dilations=(1, 1),
-        group=1,
-    )
-    return goal(term("relu", y))
+    x = term("pad", leaf("x", batch, channels, side, side), pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0)
+    how = {"strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+    return goal(term("relu", term("conv", x, leaf("w", results, channels, 3, 3), leaf("b", results), **how)))
 
 
-def embedding_norm() -> Graph:
-    rows = term("gather", leaf("table", 1000, 256), leaf("ids", 32, dtype="int64"), axis=0)
-    return goal(normed(term("add", rows, leaf("places", 32, 256))))
+def embedding_norm(words: int = 1000, tokens: int = 32, width: int = 256) -> Graph:
+    rows = term("gather", leaf("table", words, width), leaf("ids", tokens, dtype="int64"), axis=0)
+    return goal(normed(term("add", rows, leaf("places", tokens, width))))
 
 
-def pixel_shuffle() -> Graph:
+def pixel_shuffle(batch: int = 1, channels: int = 12, side: int = 16) -> Graph:
     """The sum of an image and its double at half the size: depth to space."""
-    small, bias = leaf("small", 1, 48, 16, 16), leaf("b", 48, 1, 1)
+    small, bias = leaf("small", batch, 4 * channels, side, side), leaf("b", 4 * channels, 1, 1)
     whole = term("depth_to_space", silu(term("add", small, bias)), blocksize=2, mode="CRD")
-    return goal(term("add", whole, leaf("large", 1, 12, 32, 32)))
+    return goal(term("add", whole, leaf("large", batch, channels, 2 * side, 2 * side)))
 
 
 FORMS: Mapping[str, Callable[[], Graph]] = {
@@ -181,3 +177,22 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "embedding, layer norm": embedding_norm,
     "pixel shuffle": pixel_shuffle,
 }
+LARGE: Mapping[str, Callable[[], Graph]] = {
+    "window of a cache": partial(cache_window, heads=32, keys=8192, window=1024, width=128),
+    "rotary embedding": partial(rotary, heads=32, rows=2048),
+    "convolution, SiLU": partial(convolution_silu, batch=8, channels=64, results=128, side=56),
+    "depthwise 7x7, layer norm": partial(depthwise_norm, batch=8, side=56),
+    "running sums": partial(running_sums, rows=4096, width=256),
+    "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
+    "cache append": partial(cache_append, heads=32, past=2047, width=128),
+    "cross attention": partial(cross_attention, heads=20, rows=4),
+    "norms, rotary embedding": partial(rotary_norms, heads=32, rows=2048),
+    "layer norm, product": partial(norm_product, rows=512, width=768, columns=2304),
+    "product, GELU": partial(product_gelu, rows=4096, width=4096, columns=4096),
+    "split projection": partial(split_projection, rows=1024, heads=16),
+    "GeGLU by split": partial(gated_split, width=2048, hidden=5632),
+    "pad, convolution": partial(padded_convolution, batch=8, channels=64, results=128, side=112),
+    "embedding, layer norm": partial(embedding_norm, words=50257, tokens=2048, width=768),
+    "pixel shuffle": partial(pixel_shuffle, batch=8, channels=64, side=64),
+}
+"""The forms at sizes that fill a GPU."""

@@ -97,7 +97,8 @@ def examined(goal: Goal, ask: Workers, options: argparse.Namespace) -> dict[str,
     for target in options.targets if row["expressed"] else ():
         row[target] = _on(target, step)
     if options.device == "cuda" and row.get("gpu", {}).get("compiled"):
-        row["time"] = step("time", target="gpu", programs=options.programs)
+        settings = {"workers": options.workers, "tuning": options.limit / 4}
+        row["time"] = step("time", target="gpu", programs=options.programs, settings=settings)
     return row
 
 
@@ -131,7 +132,10 @@ def shown(row: Mapping[str, Any], targets: Sequence[str]) -> str:
     """A line for a goal."""
     states = [f"{t} {next((s for s in STAGES[::-1] if row.get(t, {}).get(s)), '-')}" for t in targets]
     problem = row.get("problem") or next((row[t]["problem"] for t in targets if "problem" in row.get(t, {})), "")
-    return f"{row['case'][:64]:64} {'; '.join(states) if row['expressed'] else 'refused'} {problem[:160]}"
+    time = row.get("time", {})
+    us = {"ours": time["us"], **time["peers"]} if "us" in time else {}
+    times = ", ".join(f"{name} {t:.1f}" for name, t in us.items()) or time.get("problem", "")
+    return f"{row['case'][:64]:64} {'; '.join(states) if row['expressed'] else 'refused'} {problem[:160]} {times}"
 
 
 def main() -> None:
@@ -146,6 +150,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="*", choices=("cpu", "gpu"), default=["cpu", "gpu"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--programs", type=int, default=20, help="muGraphs that are tuned with --device cuda")
+    parser.add_argument("--workers", type=int, default=4, help="compilers with --device cuda")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     chosen = [

@@ -4,12 +4,12 @@ many beside busy processes.
     python bench/predictable.py [NAME or FILE.onnx ...] [--runs 10] [--beside 2] [--budget 60]
 
 Every run is a process with a cache of its own, which is empty. Two graphs are the same if their
-structure is: operators, attributes, types and edges, whatever the names; of kernels, which regions
-they run. Prints and writes bench/results/predictable-NAME.json by model and by kind of run: how
-many distinct graphs there were, also up to the order of operands that commute, which part of the
-runs gave the most frequent one (over both kinds, too), how often the original was kept, and the
-gain of each distinct graph by CPU time of one thread, all in turn. A model takes 2 x RUNS x BUDGET
-seconds, and a few more.
+structure is: operators, attributes, types and edges, whatever the names. Kernels count separately,
+by the operators of their regions. Prints and writes bench/results/predictable-NAME.json by model
+and by kind of run: how many distinct graphs there were, also up to the order of operands that
+commute, and together with their kernels, which part of the runs gave the most frequent one (over
+both kinds, too), how often the original was kept, and the gain of each distinct graph by CPU time
+of one thread, all in turn. A model takes 2 x RUNS x BUDGET seconds, and a few more.
 """
 
 from __future__ import annotations
@@ -77,6 +77,18 @@ def _said(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float | tuple | bool) else type(value).__name__
 
 
+def kernels(path: Path) -> list[str]:
+    """The regions of a written model that have kernels: their number, and their operators."""
+    model = onnx.load(path, load_external_data=False)
+    functions = {each.name: each for each in model.functions}
+    calls = Counter(node.op_type for node in model.graph.node if node.op_type.startswith("kernel_"))
+    regions: Counter[str] = Counter()
+    for name, count in calls.items():
+        own = functions[functions[name].node[0].op_type]
+        regions[" ".join(node.op_type for node in own.node)] += count
+    return sorted(f"{count} of {operators}" for operators, count in regions.items())
+
+
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """Run processes during the block that compute all the time."""
@@ -108,6 +120,7 @@ def cold(path: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any
     return {
         "graph": structure(load(made)),
         "unordered": structure(load(made), ordered=False),
+        "kernels": kernels(made),
         "kept": not result["changed"],
         "nodes": result["nodes"]["after"],
         "ratio": None if result["time"] is None else round(result["time"]["ratio"], 3),
@@ -120,10 +133,13 @@ def cold(path: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any
 def counted(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How far some runs agree."""
     graphs = Counter(run["graph"] for run in runs)
+    whole = Counter((run["graph"], *run.get("kernels", ())) for run in runs)
     return {
         "runs": len(runs),
         "distinct": len(graphs),
         "distinct_up_to_order": len({run.get("unordered", run["graph"]) for run in runs}),
+        "distinct_with_kernels": len(whole),
+        "without_kernels": sum(not run.get("kernels") for run in runs),
         "modal_share": round(graphs.most_common(1)[0][1] / len(runs), 3) if runs else None,
         "kept": sum(run["kept"] for run in runs),
         "graphs": dict(graphs.most_common()),

@@ -31,7 +31,7 @@ from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
 from taso_mirage.report import certificate as certificates
-from taso_mirage.report import html
+from taso_mirage.report import html, logs
 from taso_mirage.report.result import Result
 from taso_mirage.search.arrays import fitting, read_inputs
 from taso_mirage.search.config import Candidates, Config, Progress, Stop, quiet, unseen
@@ -41,7 +41,7 @@ from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.locks import locked
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
-from taso_mirage.system.terminal import one_line
+from taso_mirage.system.wording import option
 
 Given = TypeVar("Given")
 """The type of a user's model: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
@@ -66,6 +66,9 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     With effort="quick" an exporter may call this function on every model: it takes seconds, gives
     the same bytes every time, prints nothing, and writes no file for a model in memory.
 
+    The logger "taso_mirage" of `logging` has the stages, the outcome and the notes (INFO), and all
+    models that were tried (DEBUG).
+
     With `return_result` the result is a pair: the model, and a `Result` with its changes, times,
     evidence and notes. A rewrite that fails the check is left out; `result.failure` names it, or a
     warning if `return_result` is false. Raises TasoMirageError.
@@ -87,9 +90,6 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 FLAGS = "portable partial measure explain trust_kernels fix_defaults in_place elsewhere".split()
 FILE = 0.04
 """The shares of the budget for the report and for the certificate."""
-NO_KERNELS = (
-    "no kernels were searched, as --scheduler measures operators on other machines; --kernels search does so here"
-)
 TARGET = str | Target
 """A protocol, of which no value is an instance."""
 HUGE = 1e300
@@ -165,14 +165,14 @@ class Options:
         for name, least in (("budget", 0), ("run_limit", 0), ("alpha", 1)):
             if not _is_number(value := getattr(self, name), least):
                 raise InvalidOption(
-                    f"{name}={_shown(value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
+                    f"{option(name, value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
                 )
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)
             for each in (given,) if alone else _several(given):
                 if not _is(each, kinds if alone else LISTS[name]):
-                    raise InvalidOption(f"{name}={_shown(each)}: give {said}")
+                    raise InvalidOption(f"{option(name, each)}: give {said}")
 
     @property
     def place(self) -> Target:
@@ -238,14 +238,6 @@ def _is(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) and "\0" not in (str(value) if isinstance(value, str | Path) else "")
 
 
-def _shown(value: Any) -> str:
-    """A value as text for a message, for any class."""
-    try:
-        return one_line(repr(value))[:80]
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
 def _several(given: Any) -> Sequence[Any]:
     """The argument as a list. A value that is not a list becomes a list of one; strings and
     mappings are not iterated."""
@@ -261,14 +253,18 @@ def _to_be_proved(given: RuleSet | str | Path | Sequence[str | Path]) -> RuleSet
 
 
 def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    return fitting(model, given, "inputs") if isinstance(given, Mapping) else read_inputs(model, Path(given))
+    return fitting(model, given, option("inputs")) if isinstance(given, Mapping) else read_inputs(model, Path(given))
 
 
 def _run(given: Any, options: Options, deadline: Deadline) -> Result:
     """The result in the user's type, with all requested files and the account of all seconds."""
+    name = str(given) if isinstance(given, str | Path) else "model"
+    heard, seen = logs.with_stages(name, options.progress), logs.with_candidates(name, options.candidates)
     with accounting() as account:
-        result = _with_files(given, options, deadline)
-        return replace(result, spending=account.spending())
+        result = _with_files(given, replace(options, progress=heard, candidates=seen), deadline)
+        result = replace(result, spending=account.spending())
+    logs.log_result(name, result)
+    return result
 
 
 def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
@@ -286,9 +282,9 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
     reading = time.monotonic() - opened
     model = with_fixed_defaults(model) if options.fix_defaults else model
     page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
-    read = {f"--inputs {file}": Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
+    read = {option("inputs", file): Path(file) for file in _several(options.inputs) if isinstance(file, str | Path)}
     check_outputs(
-        {"--output": output, "--report": page, "--certificate": certified},
+        {"output": output, "report": page, "certificate": certified},
         read | ({"the model": path} if isinstance(given, str | Path) else {}),
         data_files(model),
         options.in_place,
@@ -301,7 +297,7 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
         files = deadline.earlier(each_file * sum(each is not None for each in (page, certified)))
         result = stages.optimize_model(model, config, *heard, output, files, reading)
         if options.kernels is None and usual_mode(config) != usual_mode(replace(config, scheduler=None)):
-            result = result.noted(NO_KERNELS)
+            result = result.noted(_no_kernels())
         if certified is not None:
             with staged("certificate"):
                 certificates.write_certificate(certified, result, Proofs(proofs_path()))
@@ -311,17 +307,26 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
     return result
 
 
+def _no_kernels() -> str:
+    return (
+        f"no kernels were searched, as {option('scheduler')} measures operators on other machines; "
+        f"{option('kernels', 'search')} does so here"
+    )
+
+
 def _output(path: Path, options: Options) -> Path:
     """The output path for a model from a path. With `in_place` it is the file that a link points
     to, so the link stays."""
     if options.in_place:
         if options.output is not None and not same_file(Path(options.output), path):
-            raise InvalidOption(f"in_place writes onto the model {path}; leave output out")
+            raise InvalidOption(
+                f"{option('in_place', True)} writes onto the model {path}; leave {option('output')} out"
+            )
         return Path(options.output or path).resolve()
     return Path(options.output or path.with_name(f"{path.stem}.optimized.onnx"))
 
 
 def _in_memory(options: Options) -> Path | None:
     if options.in_place:
-        raise InvalidOption("in_place is for a model in a file; one in memory is returned")
+        raise InvalidOption(f"{option('in_place', True)} is for a model in a file; one in memory is returned")
     return None if options.output is None else Path(options.output)

@@ -30,6 +30,7 @@ from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
 from taso_mirage.system.terminal import duration, plural
 from taso_mirage.system.toml import read_json
+from taso_mirage.system.wording import option
 from taso_mirage.version import __version__
 
 PAGE, DATA = "index.html", "index.json"
@@ -106,7 +107,9 @@ class Folder:
         self._ending: float | None = None
         self._digest = _digest_of(self.options)
         if self.source.resolve().is_relative_to(self.output.resolve()):
-            raise InvalidOption(f"--output {self.output} would overwrite models of {source}; name another folder")
+            raise InvalidOption(
+                f"{option('output', self.output)} would overwrite models of {source}; name another folder"
+            )
         self._budget = self._asked().budget
         self.rows: dict[str, ModelRow] = {}
         try:
@@ -158,7 +161,7 @@ class Folder:
         except (OSError, ValueError, LookupError, TypeError):
             if page.exists() or data.exists():
                 raise InvalidOption(
-                    f"--output {self.output} has an index that is not of an earlier run; name another folder"
+                    f"{option('output', self.output)} has an index that is not of an earlier run; name another folder"
                 ) from None
             return {}
 
@@ -180,7 +183,7 @@ class Folder:
                 if self.rows[name]["written"].get(path) != digest:
                     raise InvalidOption(
                         f"{self.output / path} is no result of an earlier run, or was changed since; "
-                        "name another folder with --output, or delete that file"
+                        f"name another folder with {option('output')}, or delete that file"
                     )
 
     def _there(self, name: str) -> dict[str, str]:
@@ -424,7 +427,7 @@ def _beside(source: Path) -> Path:
     """The default folder of the results."""
     given = source.resolve() if source.name in ("", "..") else source
     if not given.name:
-        raise InvalidOption(f"{source} has no name to put the results beside it; name a folder with --output")
+        raise InvalidOption(f"{source} has no name to put the results beside it; name a folder with {option('output')}")
     return given.with_name(f"{given.name}.optimized")
 
 

@@ -27,6 +27,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.system.memory import collect_seldom, reuse_memory
 from taso_mirage.system.streams import steady
 from taso_mirage.system.terminal import one_line, say, say_lines
+from taso_mirage.system.wording import for_command_line
 from taso_mirage.version import __version__
 
 app = typer.Typer(
@@ -182,7 +183,8 @@ def main(began: float | None = None) -> None:
     collect_seldom()
     try:
         try:
-            app(obj=time.monotonic() if began is None else began)
+            with for_command_line():
+                app(obj=time.monotonic() if began is None else began)
         except SystemExit:
             sys.stdout.flush()  # a full disk can still be reported here
             raise

@@ -74,7 +74,7 @@ def kernels_command(
     from taso_mirage.system.files import write_file
 
     loaded = load(model)
-    files = {"--checkpoint": checkpoint, "--report": page}
+    files = {"checkpoint": checkpoint, "report": page}
     check_outputs(files, {"the model": model}, data_files(loaded))
     if output is not None:
         check_folder(output)

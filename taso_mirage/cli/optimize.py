@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,6 +182,13 @@ _Rounding = Annotated[
         "names, accept only these rules. Accepted rewrites are reported with their measured error.",
     ),
 ]
+_Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Print nothing but errors, ask nothing, and show no progress.")
+]
+_Verbose = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Print each stage and each model that is tried on stderr, with the time."),
+]
 _ShowTiming = Annotated[bool, typer.Option("--timing", help="Print how the time of each stage was spent.")]
 _RuleFiles = Annotated[
     list[Path] | None,
@@ -219,6 +228,8 @@ def optimize(
     allow_rounding: _Rounding = None,
     rules: _RuleFiles = None,
     timing: _ShowTiming = False,
+    quiet: _Quiet = False,
+    verbose: _Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")] = False,
 ) -> None:
     """Optimize MODEL.onnx, or every model below a folder.
@@ -227,13 +238,56 @@ def optimize(
     written.
     """
     options = dict(locals())  # before anything else is local: the options have the names of `api.optimize`
-    del options["context"], options["model"], options["as_json"], options["timing"]
+    for name in ("context", "model", "as_json", "timing", "quiet", "verbose"):
+        del options[name]
+    shown = Shown(timing, quiet, verbose)
     options["began"] = context.obj
     options |= {"shape": shape or (), "inputs": inputs or ()}
     options = {name: each for name, each in options.items() if each is not None}  # the effort sets these
     log = _log(model) if as_json else None
-    with nullcontext() if log is None else log.failing():
-        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, timing)
+    if quiet and (as_json or timing or explain or verbose):
+        raise InvalidOption("--quiet prints nothing: leave --json, --timing, --explain and --verbose out")
+    with nullcontext() if log is None else log.failing(), _records(context.obj) if verbose else nullcontext():
+        (_optimize_folder if model.is_dir() else _optimize_model)(model, options, log, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The text that a command prints besides its errors."""
+
+    timing: bool
+    quiet: bool
+    verbose: bool
+
+    @property
+    def progress(self) -> bool:
+        """Whether a bar of progress is shown; lines of the logger would break it."""
+        return not self.quiet and not self.verbose
+
+
+class _OnStderr(logging.Handler):
+    """Prints each record on stderr, with the seconds since the command began."""
+
+    def __init__(self, began: float) -> None:
+        super().__init__()
+        self.began = began
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{time.monotonic() - self.began:7.2f} s  {record.getMessage()}", err=True)
+
+
+@contextmanager
+def _records(began: float) -> Iterator[None]:
+    """Print the records of the logger `taso_mirage` until the end of the block."""
+    logger, handler = logging.getLogger("taso_mirage"), _OnStderr(began)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _log(model: Path) -> Log:
@@ -242,15 +296,16 @@ def _log(model: Path) -> Log:
     return Log(model)
 
 
-def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
+def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, shown: Shown) -> None:
     with accounting(time.monotonic() - options.get("began", time.monotonic())):
         with staged(START), spent(Purpose.STARTING):
             from taso_mirage.report import data, explanations, summary
-        result = _optimized(model, options, log)
+        result = _optimized(model, options, log, shown)
     explained = options["explain"]
     if log is None:
-        summary.show(result, model, result.written, timing)
-        say_lines(explanations.as_lines(result.explanations, result) if explained else ())
+        if not shown.quiet:
+            summary.show(result, model, result.written, shown.timing)
+            say_lines(explanations.as_lines(result.explanations, result) if explained else ())
     else:
         found = data.result_data(result, model, result.written)
         if explained:
@@ -260,21 +315,21 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, ti
         raise result.failure
 
 
-def _optimized(model: Path, options: Mapping[str, Any], log: Log | None) -> Result:
+def _optimized(model: Path, options: Mapping[str, Any], log: Log | None, shown: Shown) -> Result:
     from taso_mirage import api
     from taso_mirage.report import summary
 
     if log is not None:
         log.start(1, api.options_of(options).budget)
-    with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+    with summary.Stages(quiet=log is not None or not shown.progress) as stages, interruptible() as stop:
         own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
         own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-        if log is None and not options["may_grow"] and asking():
+        if log is None and not shown.quiet and not options["may_grow"] and asking():
             own["may_grow"] = stages.asked
         return api.optimize(model, return_result=True, **{**options, **own})[1]
 
 
-def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, timing: bool) -> None:
+def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, shown: Shown) -> None:
     """Optimize one model after the other. Finished models are kept, and a later command does not
     optimize them again."""
     from taso_mirage.folder import PAGE, Folder
@@ -290,8 +345,9 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
             folder.write()
             if log is not None:
                 log.start(len(folder.waiting), folder.budget)
-            say(folder.plan, err=True)
-            _optimize_each(folder, log, timing)
+            if not shown.quiet:
+                say(folder.plan, err=True)
+            _optimize_each(folder, log, shown)
     except CtrlC as given_up:
         said = str(given_up) or "interrupted; finished models are kept, and the same command continues from there"
         if log is not None:
@@ -300,13 +356,13 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
         raise CtrlC(said) from None
     if log is not None:
         log.folder(folder.as_data(), folder.exit_code)
-    else:
+    elif not shown.quiet:
         say_lines(folder.said())
     if folder.exit_code:
         raise typer.Exit(folder.exit_code)
 
 
-def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
+def _optimize_each(folder: Folder, log: Log | None, shown: Shown) -> None:
     from taso_mirage.folder import row_text
     from taso_mirage.report import data, summary
 
@@ -314,11 +370,11 @@ def _optimize_each(folder: Folder, log: Log | None, timing: bool) -> None:
     for i, name in enumerate(names, 1):
         if log is not None:
             log.begin(folder.source / name)
-        with summary.Stages(quiet=log is not None) as stages, interruptible() as stop:
+        with summary.Stages(quiet=log is not None or not shown.progress) as stages, interruptible() as stop:
             row, result = folder.optimize(name, stop=stop, **_heard(stages, log, lambda: stop_later(stop)))
         if log is None:
-            say_lines([f"{i}/{len(names)} {row_text(row)}"])
-            if timing and result is not None:
+            say_lines([] if shown.quiet else [f"{i}/{len(names)} {row_text(row)}"])
+            if shown.timing and result is not None:
                 summary.show_spending(result.spending)
         elif result is not None:
             log.result(data.result_data(result, folder.source / name, result.written))

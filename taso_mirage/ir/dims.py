@@ -12,6 +12,7 @@ from math import gcd
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from taso_mirage.errors import Undecidable, Unsupported
+from taso_mirage.system.wording import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,12 @@ class Symbolic:
         return self - (self // other) * other
 
     def __lt__(self, other: Dim) -> bool:
-        raise Undecidable(f"whether {self} is below {other} depends on the size; fix it with --shape")
+        raise Undecidable(f"whether {self} is below {other} depends on the size; fix it with {option('shape')}")
 
     __gt__ = __le__ = __ge__ = __lt__
 
     def __int__(self) -> int:
-        raise Undecidable(f"{self} has no fixed size; fix it with --shape")
+        raise Undecidable(f"{self} has no fixed size; fix it with {option('shape')}")
 
     __index__ = __int__
 
@@ -141,7 +142,7 @@ def _difference(a: Symbolic, b: Dim) -> Dim:
 @lru_cache(maxsize=1 << 15)
 def _product(a: Symbolic, b: Dim) -> Dim:
     if len(a.terms) * len(_terms(b)) > TERMS:
-        raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with --shape")
+        raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with {option('shape')}")
     return summed_terms([(times(m, n, lambda power: str(power[0])), c * d) for m, c in a.terms for n, d in _terms(b)])
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
+from taso_mirage.system.wording import option
 
 DRAWN = 65_521
 """The largest number of random numbers that are drawn for an array; they repeat, since drawing all
@@ -164,7 +165,7 @@ def random_array(
     rank is 0."""
     if node.tensor.shape is None or node.dtype == "string":
         raise InvalidOption(
-            f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use --inputs"
+            f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use {option('inputs')}"
         )
     dtype = numpy_dtype(node.dtype)
     shape = tuple(evaluate(d, sizes) for d in node.shape)

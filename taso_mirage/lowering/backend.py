@@ -14,6 +14,7 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.regions.horizontal import FusedGoal
 from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.system.wording import option
 from taso_mirage.targets.known import target as named
 
 Record = Mapping[str, Any]
@@ -102,6 +103,6 @@ def here(target: str) -> Backend:
     """
     module = named(target).lowering
     if module is None:
-        raise InvalidOption(f"there are no fused kernels for the target {target}; leave --kernels out")
+        raise InvalidOption(f"there are no fused kernels for the target {target}; leave {option('kernels')} out")
     made: Backend = import_module(module).here()
     return made

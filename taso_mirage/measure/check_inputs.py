@@ -30,6 +30,7 @@ from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
 from taso_mirage.onnx_io.input_requirements import compared_numbers
 from taso_mirage.operators.exactness import truncates
+from taso_mirage.system.wording import option
 
 LARGE = 1 << 20
 """Elements of a large array."""
@@ -235,7 +236,9 @@ class CheckInputs:
 
     def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> CheckInput:
         if (why := too_large(self.model, sizes)) is not None:
-            raise NoReference(f"{why}, more than {LARGEST_TENSOR / 1e9:g} GB; give smaller sizes with --shape")
+            raise NoReference(
+                f"{why}, more than {LARGEST_TENSOR / 1e9:g} GB; give smaller sizes with {option('shape')}"
+            )
         try:
             inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
             return CheckInput(name, inputs, self.session.run(inputs), sizes)

@@ -30,6 +30,7 @@ from taso_mirage.errors import OutOfTime, RunFailed, RuntimeCrashed
 from taso_mirage.measure.messages import receive, send
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.system.spending import Purpose, spent
+from taso_mirage.system.wording import option
 
 R = TypeVar("R")
 LIMIT = 300.0
@@ -126,7 +127,7 @@ class Child:
                 self.stop()
                 if late:
                     raise RunFailed(
-                        f"ONNX Runtime took longer than {self.limit:g} s for one load or run; --run-limit allows more"
+                        f"ONNX Runtime took longer than {self.limit:g} s for one load or run; {option('run_limit')} allows more"
                     )
                 raise OutOfTime("the time was over before ONNX Runtime had loaded or run a model")
 

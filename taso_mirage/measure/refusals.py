@@ -9,6 +9,7 @@ from taso_mirage.errors import InputsRefused
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
+from taso_mirage.system.wording import option
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
@@ -42,7 +43,7 @@ def refusal(
     others = f"; {trials - 1} other trials did not run either" if trials > 1 else ""
     return InputsRefused(
         f"the model does not run on generated inputs: {made} were chosen here{others}; give valid inputs "
-        f"with {_shapes(model, sizes, fixed)}--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
+        f"with {_shapes(model, sizes, fixed)}{option('inputs', 'FILE.npz')}. {why[:1].upper()}{why[1:]}"
     )
 
 
@@ -53,5 +54,5 @@ def _shapes(model: Model, sizes: Mapping[str, int], fixed: Collection[str]) -> s
     for node in model.graph.inputs:
         if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):
             now = ",".join(str(evaluate(dim, sizes)) for dim in node.shape)
-            return f"--shape NAME:SIZE or --shape INPUT:SIZES (now {node.attr('name')}:{now}), or with "
+            return f"{option('shape', 'NAME:SIZE')} or {option('shape', 'INPUT:SIZES')} (now {node.attr('name')}:{now}), or with "
     return ""

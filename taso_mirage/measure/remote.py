@@ -15,6 +15,7 @@ from taso_mirage.errors import InvalidOption, OutOfTime, RunFailed, RuntimeUnava
 from taso_mirage.measure import tasks
 from taso_mirage.measure.child import LOOK, child
 from taso_mirage.measure.target import Target
+from taso_mirage.system.wording import option
 
 RESOURCE = "device"
 """The resource that a worker declares (`dask worker --resources device=1`) so that several clients
@@ -39,7 +40,7 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
             there = client.get_executor(**({"resources": {RESOURCE: 1}} if declared else {}))
             yield _Watched(there, lambda: _has_workers(client))
         except CancelledError as error:
-            raise RuntimeUnavailable(f"--scheduler {address}: lost while measuring ({error})") from None
+            raise RuntimeUnavailable(f"{option('scheduler', address)}: lost while measuring ({error})") from None
 
 
 def _has_workers(client: Any) -> bool:
@@ -87,7 +88,9 @@ def answered(asked: Future[Any], there: Callable[[], bool] = lambda: True) -> An
         if deadline.last() <= 0:
             raise OutOfTime("the time was over before a worker of the scheduler had measured")
         if late:
-            raise RunFailed(f"a worker of the scheduler took longer than {limit:g} s; --run-limit allows more")
+            raise RunFailed(
+                f"a worker of the scheduler took longer than {limit:g} s; {option('run_limit')} allows more"
+            )
         if now > seen + SECONDS:
             raise CancelledError(f"it has had no workers for {SECONDS} s")
 
@@ -98,17 +101,17 @@ def scheduler_client(address: str) -> Any:
     try:
         from distributed import comm
     except ImportError:
-        raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
+        raise InvalidOption(f"{option('scheduler')} needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
         comm.resolve_address(address)  # a client of a wrong address reports the error again when it is closed
     except (OSError, ValueError) as error:
-        raise InvalidOption(f"--scheduler {address}: {error}; write it as tcp://host:8786") from None
+        raise InvalidOption(f"{option('scheduler', address)}: {error}; write it as tcp://host:8786") from None
     try:
         return _connected(address)
     except (OSError, ValueError) as error:
         said = str(error)
     _end_lost_clients()
-    raise InvalidOption(f"--scheduler {address}: {said}; start one with `dask scheduler`")
+    raise InvalidOption(f"{option('scheduler', address)}: {said}; start one with `dask scheduler`")
 
 
 def _connected(address: str) -> Any:
@@ -135,16 +138,18 @@ def _declared(client: Any, address: str, target: Target) -> bool:
         workers: dict[str, tuple[str, bool]] = client.run(_described, target)
     except Exception as error:  # errors of the worker: missing packages, a provider that does not start
         raise InvalidOption(
-            f"--scheduler {address}: a worker cannot measure: {type(error).__name__}: {error}"
+            f"{option('scheduler', address)}: a worker cannot measure: {type(error).__name__}: {error}"
         ) from None
     declared = any(has for _, has in workers.values())
     devices = {device: worker for worker, (device, has) in workers.items() if has or not declared}
     if not devices:
-        raise InvalidOption(f"--scheduler {address}: it has no workers; start one with `dask worker {address}`")
+        raise InvalidOption(
+            f"{option('scheduler', address)}: it has no workers; start one with `dask worker {address}`"
+        )
     if len(devices) > 1:
         (a, first), (b, second) = sorted(devices.items())[:2]
         raise InvalidOption(
-            f"--scheduler {address}: measurements would mix devices: {first} is {a!r}, {second} is {b!r}; use workers of one kind"
+            f"{option('scheduler', address)}: measurements would mix devices: {first} is {a!r}, {second} is {b!r}; use workers of one kind"
         )
     return declared
 

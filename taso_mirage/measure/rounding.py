@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.check import Difference
+from taso_mirage.system.wording import option
 
 LEVELS = 255
 """The number of steps in the range of a float output, as for a quantizer to 8 bits."""
@@ -51,7 +52,7 @@ def parse_rounding(text: str | float) -> AllowedRounding:
         steps = math.nan
     if not (0 < steps < math.inf) or (colon and not rules):
         raise InvalidOption(
-            f"--allow-rounding {text} is no number of quantization steps above 0, with or without rules behind a colon; "
+            f"{option('allow_rounding', text)} is no number of quantization steps above 0, with or without rules behind a colon; "
             "for example 1, or 0.5:add.3,conv.*"
         )
     return AllowedRounding(steps, rules)
@@ -94,7 +95,7 @@ class LetThrough:
     def __str__(self) -> str:
         names, errors = ", ".join(map(repr, self.rules)), "; ".join(map(str, self.outputs))
         return (
-            f"accepted by --allow-rounding {self.allowed}: {names}; right in float64, but rounded differently from "
+            f"accepted by {option('allow_rounding', str(self.allowed))}: {names}; right in float64, but rounded differently from "
             f"the original before a quantized operator: {errors}"
         )
 

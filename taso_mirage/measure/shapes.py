@@ -11,6 +11,7 @@ from taso_mirage.ir.dims import learn, symbol, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.hints import hints
 from taso_mirage.measure.native import Arrays
+from taso_mirage.system.wording import option
 
 Workloads = Sequence[tuple[Mapping[str, int], float]]
 """Sets of sizes of the dynamic dims, each with its share of the runs."""
@@ -36,7 +37,9 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int
     for text, sizes, _ in weighted:
         _fix(sizes, common)
         if missing := named - set(sizes):
-            raise InvalidOption(f"--shape {text}: it gives no size for {sorted(missing)[0]!r}, which another set does")
+            raise InvalidOption(
+                f"{option('shape', text)}: it gives no size for {sorted(missing)[0]!r}, which another set does"
+            )
     return [(sizes, weight) for _, sizes, weight in weighted] or [(common, 1.0)]
 
 
@@ -44,7 +47,7 @@ def parse_shape(model: Model, texts: Sequence[str]) -> dict[str, int]:
     """Parse sizes that form a single set, without weights."""
     for text in texts:
         if _weight(text)[1] is not None:
-            raise InvalidOption(f"--shape {text}: only `optimize` takes weights")
+            raise InvalidOption(f"{option('shape', text)}: only `optimize` takes weights")
     return parse_shapes(model, texts)[0][0]
 
 
@@ -59,7 +62,9 @@ def _weight(text: str) -> tuple[str, float | None]:
     except ValueError:
         weight = 0.0
     if not 0 < weight < math.inf:
-        raise InvalidOption(f"--shape {text}: the weight after @ must be a positive number, for example batch:1@3")
+        raise InvalidOption(
+            f"{option('shape', text)}: the weight after @ must be a positive number, for example batch:1@3"
+        )
     return name + colon + sizes, weight
 
 
@@ -78,14 +83,18 @@ def _sizes(model: Model, text: str, shape: str) -> dict[str, int]:
         return {name: sizes[0]}
     if name not in inputs:
         known = ", ".join([*model.input_names, *model.symbols()])
-        raise InvalidOption(f"--shape {text}: the model has no input or dynamic dim {name!r}; it has: {known}")
+        raise InvalidOption(f"{option('shape', text)}: the model has no input or dynamic dim {name!r}; it has: {known}")
     dims = inputs[name].tensor.shape or ()
     if len(dims) != len(sizes):
-        raise InvalidOption(f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given")
+        raise InvalidOption(
+            f"{option('shape', text)}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given"
+        )
     found: dict[str, int] = {}
     for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
         if isinstance(dim, int) and dim != size:
-            raise InvalidOption(f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given")
+            raise InvalidOption(
+                f"{option('shape', text)}: dimension {i} of {name!r} is {dim} in the model, {size} was given"
+            )
         if not isinstance(dim, int) and len(symbols(dim)) == 1 and dim == symbol(next(iter(symbols(dim)))):
             _fix(found, {next(iter(symbols(dim))): size})
     return found
@@ -95,9 +104,9 @@ def _numbers(text: str, given: str) -> list[int]:
     try:
         sizes = [int(part) for part in given.replace("x", ",").split(",")]
     except ValueError:
-        raise InvalidOption(f"--shape {text}: write NAME:DIMS, for example input_ids:1,128") from None
+        raise InvalidOption(f"{option('shape', text)}: write NAME:DIMS, for example input_ids:1,128") from None
     if any(size < 1 for size in sizes):
-        raise InvalidOption(f"--shape {text}: sizes must be at least 1")
+        raise InvalidOption(f"{option('shape', text)}: sizes must be at least 1")
     return sizes
 
 
@@ -105,8 +114,8 @@ def _fix(found: dict[str, int], more: dict[str, int]) -> None:
     for name, size in more.items():
         if found.setdefault(name, size) != size:
             raise InvalidOption(
-                f"--shape gives the dim {name!r} two sizes, {found[name]} and {size}; for several sets of sizes give each a weight, "
-                f"as in {name}:{size}@1"
+                f"{option('shape')} gives the dim {name!r} two sizes, {found[name]} and {size}; for several sets of sizes give "
+                f"each a weight, as in {name}:{size}@1"
             )
 
 
@@ -125,7 +134,7 @@ def workloads(
         if unknown := set(given) - set(names):
             known = ", ".join(names) or "none"
             raise InvalidOption(
-                f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
+                f"{option('shape')} names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
             )
         sizes = {**learned(model, inputs), **given}
         found.append(({name: sizes.get(name, suggested[name]) for name in names}, weight / total))

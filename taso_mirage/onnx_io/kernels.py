@@ -14,6 +14,7 @@ from onnx_ir.passes.common import InlinePass
 from taso_mirage.devices.stamp import KEYS
 from taso_mirage.errors import InvalidModel
 from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
+from taso_mirage.system.wording import option
 
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.kernel_functions` writes."""
@@ -58,7 +59,7 @@ def without_kernels(old: ir.Model) -> ir.Model:
             if node.domain == DOMAIN:
                 raise InvalidModel(
                     f"the node {node.name or node.op_type!r} runs a kernel without a function of ordinary operators beside it; "
-                    "optimize the original model, or trust this one's kernels (--trust-kernels)"
+                    f"optimize the original model, or trust this one's kernels ({option('trust_kernels', True)})"
                 )
     source.meta[DROPPED] = sum(f.name.startswith(("CpuKernel", "CudaKernel")) for f in functions)
     return source
@@ -187,7 +188,8 @@ def dropped(header: ir.Model) -> str | None:
         return None
     count = header.meta[DROPPED]
     which = f"{count} fused kernel{'' if count == 1 else 's'}" if count else "code for fused kernels"
-    return f"{which} in the file was not run: the model's ordinary operators are used instead (--trust-kernels keeps such code)"
+    kept = f"{option('trust_kernels', True)} keeps such code"
+    return f"{which} in the file was not run: the model's ordinary operators are used instead ({kept})"
 
 
 def _choose_operators(function: ir.Function) -> None:

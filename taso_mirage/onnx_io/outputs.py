@@ -12,6 +12,7 @@ from pathlib import Path
 
 from taso_mirage.errors import InvalidOption, OutputError
 from taso_mirage.system.files import refuse_irregular
+from taso_mirage.system.wording import option
 
 
 @contextmanager
@@ -85,25 +86,26 @@ def check_empty(folder: Path, files: Iterable[Path | None]) -> None:
 def check_outputs(
     outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = (), in_place: bool = False
 ) -> None:
-    """Raise an error before the work if an output, given by its option's name, cannot be written,
-    or would overwrite another output, a weight file, or a file that is `read`. Files are compared
-    by identity, so links are recognised. With `in_place` the output may be the model itself."""
+    """Raise an error before the work if an output, given by its option's name in Python, cannot be
+    written, or would overwrite another output, a weight file, or a file that is `read`. Files are
+    compared by identity, so links are recognised. With `in_place` the output may be the model
+    itself."""
     seen: dict[Path, str] = {}
-    for option, path in outputs.items():
+    for name, path in outputs.items():
         if path is None:
             continue
         check_writable(path)
         place = path.resolve()
         if place in seen:
-            raise InvalidOption(f"{option} {path} is the same file as {seen[place]}; name another one")
-        seen[place] = option
+            raise InvalidOption(f"{option(name, path)} is the same file as {seen[place]}; name another one")
+        seen[place] = option(name)
         for what, other in read.items():
-            if same_file(path, other) and not (in_place and (option, what) == ("--output", "the model")):
-                more = ", or pass --in-place" if (option, what) == ("--output", "the model") else ""
-                raise InvalidOption(f"{option} {path} would overwrite {what}; name another file{more}")
+            if same_file(path, other) and not (in_place and (name, what) == ("output", "the model")):
+                more = f", or pass {option('in_place', True)}" if (name, what) == ("output", "the model") else ""
+                raise InvalidOption(f"{option(name, path)} would overwrite {what}; name another file{more}")
         if any(same_file(path, each) for each in data):
             raise InvalidOption(
-                f"{option} {path} would overwrite weights of the model, which lie in that file; name another one"
+                f"{option(name, path)} would overwrite weights of the model, which lie in that file; name another one"
             )
 
 

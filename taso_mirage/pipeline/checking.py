@@ -34,6 +34,7 @@ from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import single_steps
 from taso_mirage.search.steps import FOLDING, RewriteStep, claimed, folded_from
 from taso_mirage.search.weights import fold_weights
+from taso_mirage.system.wording import option
 
 Differences = tuple[Difference, ...]
 TURNS = 8
@@ -47,7 +48,6 @@ DEEP = 3
 _Look: TypeAlias = tuple[Any, ...]
 LAST = 1.0
 """Seconds that are kept for the check of the whole model at least."""
-PERMIT = "; --allow-rounding STEPS permits that"
 
 
 def check_candidates(
@@ -166,12 +166,12 @@ class _Checking:
         if not self._only_turns(chosen, k, bad):
             return self._before(chosen, k)
         turned = self._without_turns(chosen, k)
-        refused = ""
+        refused = f"{option('allow_rounding', 'STEPS')} permits that"
         if self.job.config.allow_rounding is not None and turned.whole:
             allowed = self._allow(chosen, turned.names)
             if not isinstance(allowed, str):
                 return allowed
-            refused = f"; {allowed}"
+            refused = allowed
         gone = ", ".join(map(repr, dict.fromkeys(_names(chosen, k)))) + " and those after it"
         if turned.rest is not None and turned.rest[0] is not None:
             before, stay = _places(chosen.steps), _places(turned.rest[0].steps)
@@ -180,7 +180,7 @@ class _Checking:
             )
         self.job.remarks.append(
             f"left out: {gone}; right in float64, but it rounds differently from the original before a quantized operator, "
-            f"which changes a decision of that operator ({bad}){refused or PERMIT}"
+            f"which changes a decision of that operator ({bad}); {refused}"
         )
         return turned.rest or self._before(chosen, k)
 
@@ -234,7 +234,7 @@ class _Checking:
         rules = [name for name in names if name != FOLDING]
         permitted = [name for name in rules if allowed is not None and allowed.permits(directed(name)[0])]
         if allowed is None or not permitted:
-            return f"--allow-rounding {allowed} does not name it"
+            return f"{option('allow_rounding', str(allowed))} does not name it"
         if refused := set(rules) - set(permitted):
             chosen = self._without(chosen, dict.fromkeys(refused))
         try:
@@ -249,7 +249,7 @@ class _Checking:
         except TasoMirageError as error:
             return f"how far it moves the outputs is not known ({error})"
         if far := [each for each in found if not each.steps <= allowed.steps]:
-            return f"--allow-rounding {allowed} allows less: {max(far, key=lambda each: each.steps)}"
+            return f"{option('allow_rounding', str(allowed))} allows less: {max(far, key=lambda each: each.steps)}"
         if found:
             self.let_through = LetThrough(tuple(permitted), allowed, furthest(found))
         widened = {id(d): each.within(d, allowed) for d, each in zip(failed, found, strict=True)}

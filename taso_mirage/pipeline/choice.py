@@ -38,9 +38,9 @@ from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.search import SAME_COST
 from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
+from taso_mirage.system.wording import option
 
 KEPT = "the original's graph is kept"
-UNSEARCHED = f"the time was over before the search had seen any graph (--budget gives more): {KEPT}"
 FIXED = "no equation was applied: inputs that had a default are weights, which ONNX Runtime computes ahead of"
 FOLDED = "no equation was applied: terms of sizes and constants alone were folded"
 INTERRUPTED = (
@@ -82,9 +82,7 @@ def choose(
 ) -> Choice:
     """The fastest candidate by measurement, or by the prediction where nothing is measured."""
     if not candidates:
-        larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
-        job.kept = f"no other equation applies: {KEPT}" if larger else f"no equation applies: {KEPT}"
-        job.kept = job.kept if start.looked else UNSEARCHED
+        job.kept = f"{_without_candidates(job, start)}: {KEPT}"
         return Choice()
     ahead = [each.model.graph for each in start.first if each.name == BY_PREDICTION]
     choosing = Choosing(job, problem, start.passed, cases[0].inputs, feeds, ahead)
@@ -95,6 +93,14 @@ def choose(
         usual = [c for c in candidates if choosing.by_prediction(c) and c.target == problem.target]
         return choosing.predicted(usual or candidates)
     return choosing.of_large(candidates, original) if large(job) else choosing.fastest(candidates, original)
+
+
+def _without_candidates(job: Job, start: Start) -> str:
+    """The reason why there are no candidates."""
+    if not start.looked:
+        return f"the time was over before the search had seen any graph ({option('budget')} gives more)"
+    larger = any(each.startswith(NOT_TRIED) for each in job.remarks)
+    return "no other equation applies" if larger else "no equation applies"
 
 
 class Choosing:

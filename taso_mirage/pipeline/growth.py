@@ -19,6 +19,7 @@ from taso_mirage.search.duplicate_weights import shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
+from taso_mirage.system.wording import option
 
 GROWTH = 1.2
 """The largest growth of a result relative to the original without consent."""
@@ -39,7 +40,7 @@ def within_growth(job: Job, result: Result) -> Result:
     allowed = job.config.may_grow
     if allowed(f"the file would grow {said}") if callable(allowed) else allowed:
         return result.noted(f"the file grew {said}")
-    kept = f"the file would grow {said}: the original's graph is kept; --may-grow writes the larger one"
+    kept = f"the file would grow {said}: the original's graph is kept; {option('may_grow', True)} writes the larger one"
     return result.unchanged(kept, job.config.target)
 
 
@@ -82,7 +83,7 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
     if not 0 < enough <= len(kinds):  # something other than weights makes it large
         return candidate
     left_out = kinds[:enough]
-    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; --may-grow permits this"
+    remark = f"{NOT_TRIED} {said}: with {'; '.join(map(str, left_out))}; {option('may_grow', True)} permits this"
     job.remarks += [] if any(each.startswith(NOT_TRIED) for each in job.remarks) else [remark]
     return problem.without(candidate, steps, {i for kind in left_out for i in kind.steps}, candidate.name)
 

@@ -22,6 +22,7 @@ from taso_mirage.pipeline.shares import load_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.system.wording import option
 
 FEW = 3
 """The smallest number of input sets of one shape on which an equal output may be constant."""
@@ -129,5 +130,5 @@ def _replaceable(model: Model) -> Iterator[str]:
         yield (
             f"{len(model.defaults)} of {len(model.graph.inputs)} inputs have an initializer as their default, which a caller may "
             "replace, so neither taso_mirage nor ONNX Runtime computes anything from them in advance; if no caller does, "
-            "--fix-defaults makes them weights"
+            f"{option('fix_defaults', True)} makes them weights"
         )

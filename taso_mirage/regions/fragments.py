@@ -80,12 +80,14 @@ def fragments(
     prepared: PreparedKinds | None = None,
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
+    among: Collection[Node] | None = None,
 ) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most `lanes` lanes, in the order of their first places, each
     with its places; once it is `late`, the search ends. With `batched` a linear layer of a free
     number of rows is in none, as it may get many, unless it is in single precision. A term that
-    `prepared` has kernels for is a region first. Errors are reported."""
-    growing = _Growing(model.graph.outputs, sizes, lanes, batched, report)
+    `prepared` has kernels for is a region first. With `among` only these terms are in regions.
+    Errors are reported."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched, report, among)
     if prepared is not None:
         with contained("prepared weights", report):
             growing.prepare(prepared)
@@ -122,6 +124,7 @@ class _Growing:
         lanes: int,
         batched: bool,
         report: ErrorReport = raised,
+        among: Collection[Node] | None = None,
     ) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
         self.batched, self.report = batched, report
@@ -134,7 +137,7 @@ class _Growing:
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
-        for node in self.order:
+        for node in self.order if among is None else [n for n in self.order if n in among]:
             with contained(node.op, report):
                 kind = self._kind(node)
                 if kind is not None:

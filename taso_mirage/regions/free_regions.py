@@ -9,7 +9,7 @@ region at those sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import cycle
 
@@ -20,7 +20,7 @@ from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.dims import Dim, Symbolic, evaluate, symbol, symbols
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
-from taso_mirage.ir.terms import Graph, Tensor
+from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.meanings.conditions import linear
 from taso_mirage.mugraph.collapsed import equal_results, run_exactly
 from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, named_dims, with_free_names
@@ -61,15 +61,16 @@ def free_regions(
     prepared: PreparedKinds | None = None,
     late: Callable[[], bool] = lambda: False,
     report: ErrorReport = raised,
+    among: Collection[Node] | None = None,
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
     whose kernel would depend on its sizes is at `sizes`, or with `batched` one of a single
-    sample."""
+    sample. With `among` only these terms are in regions."""
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, sites in fragments(model, instances, lanes, batched, prepared, late, report).items():
+    for goal, sites in fragments(model, instances, lanes, batched, prepared, late, report, among).items():
         for site in sites:
             seen = symbols_in([*site.inputs, *site.outputs])
             hidden = symbols_in(region_members(site)) - seen

@@ -22,6 +22,7 @@ from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.report.data import check_data
 from taso_mirage.search.config import Config, settled_sizes
+from taso_mirage.system.wording import option
 
 SHOWN = 20
 """The largest number of terms, weights and outputs that are listed one by one."""
@@ -139,7 +140,7 @@ def numbers(
     admitted = [_reorder(case, places) for case in prepared if _admits(b, case.inputs)]
     if not admitted:
         raise InvalidOption(
-            f"the second model takes none of the sizes that were tried ({shown_sizes(base)}); fix them with --shape"
+            f"the second model takes none of the sizes that were tried ({shown_sizes(base)}); fix them with {option('shape')}"
         )
     return compare(b, second, admitted, None if fine is None else fine.opened(b, second.target, source=True))
 

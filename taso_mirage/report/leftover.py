@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from taso_mirage.system.wording import option
+
 SHOWN, NAMED = 3, 5
 """The largest number of regions that the line names, and of operators of each."""
 ATTENTION, PRODUCTS = "attention", ("matmul", "gemm")
@@ -70,7 +72,7 @@ class Leftover:
         more = len(self.regions) - len(named)
         others = f", and {more} more" if more else ""
         said = ", ".join(map(str, named))
-        return f"{done}; --effort thorough or {max(self.seconds, 1):.0f} s more would try: {said}{others}"
+        return f"{done}; {option('effort', 'thorough')} or {max(self.seconds, 1):.0f} s more would try: {said}{others}"
 
 
 def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: float, spent: float) -> Leftover | None:

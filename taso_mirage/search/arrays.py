@@ -13,6 +13,7 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor, is_array, numpy_dtype
 from taso_mirage.system.archives import BadArchive, read_arrays
+from taso_mirage.system.wording import option
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
@@ -21,12 +22,14 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
     Raises InvalidOption if an input is missing, or if its dtype or shape differs from the model's.
     """
     if path.exists() and not path.is_file():
-        raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
+        raise InvalidOption(f"{option('inputs', path)}: no regular file (a folder, a device, a pipe or a socket)")
     try:
         arrays = read_arrays(path)
     except BadArchive as error:
-        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error}); numpy.savez writes one") from None
-    return fitting(model, arrays, f"--inputs {path}")
+        raise InvalidOption(
+            f"{option('inputs', path)}: not a readable .npz file ({error}); numpy.savez writes one"
+        ) from None
+    return fitting(model, arrays, option("inputs", path))
 
 
 def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, Any]:

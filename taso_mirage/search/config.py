@@ -28,6 +28,7 @@ from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, Strategy, search_part
 from taso_mirage.system.deadline import Deadline
+from taso_mirage.system.wording import option
 
 STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
     "best-first": (search_part,),
@@ -106,9 +107,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise InvalidOption(f"--strategy {self.strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
+            raise InvalidOption(
+                f"{option('strategy', self.strategy)} is not known; the strategies are: {', '.join(STRATEGIES)}"
+            )
         if self.scheduler is not None and not self.measure:
-            raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
+            raise InvalidOption(
+                f"{option('scheduler')} and {option('measure', False)} exclude each other: the workers only measure"
+            )
         for pattern in () if self.allow_rounding is None else self.allow_rounding.rules:
             _ = self.applied - pattern  # raises if no rule has such a name
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taso_mirage.errors import InvalidOption
+from taso_mirage.system.wording import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +36,5 @@ EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "default": USUAL_EFFORT, "thoro
 def effort_named(name: str) -> Effort:
     """The effort of a name; InvalidOption for another one."""
     if name not in EFFORTS:
-        raise InvalidOption(f"--effort {name[:80]} is not known; it is one of {', '.join(EFFORTS)}")
+        raise InvalidOption(f"{option('effort', name[:80])} is not known; it is one of {', '.join(EFFORTS)}")
     return EFFORTS[name]

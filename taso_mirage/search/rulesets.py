@@ -13,6 +13,7 @@ from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import laws
 from taso_mirage.search.plugin_rules import plugin_rules
+from taso_mirage.system.wording import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +71,4 @@ def rules_of(path: Path) -> RuleSet:
     try:
         return RuleSet(tuple(rule.equation for rule in library.read(path)))
     except (SyntaxProblem, InvalidOption) as error:
-        raise InvalidOption(f"--rules {error}") from None
+        raise InvalidOption(f"{option('rules')}: {error}") from None

@@ -10,6 +10,7 @@ import inspect
 
 from taso_mirage import plugins
 from taso_mirage.errors import InvalidOption
+from taso_mirage.system.wording import option
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.target import CUDA
 from taso_mirage.targets.openvino.target import OPENVINO
@@ -29,7 +30,7 @@ def target(name: str) -> Target:
     found = plugins.plugin_named(plugins.TARGET_GROUP, name)
     if found is None:
         others = [plugin.name for plugin in plugins.plugins(plugins.TARGET_GROUP)]
-        raise InvalidOption(f"--target {name} is not known; the targets are: {', '.join([*TARGETS, *others])}")
+        raise InvalidOption(f"{option('target', name)} is not known; the targets are: {', '.join([*TARGETS, *others])}")
     made: Target = found.load()
     said = inspect.getattr_static(made, "name", None)
     if said != name:

@@ -29,6 +29,16 @@ def checks(bench: ModuleType) -> ModuleType:
     return importlib.import_module("goal_checks")
 
 
+@pytest.fixture(scope="module")
+def peers(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("goal_peers")
+
+
+@pytest.fixture(scope="module")
+def timing(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("goal_rows")
+
+
 def step(checks: ModuleType, name: str, goal: Graph, **job: Any) -> dict[str, Any]:
     found: dict[str, Any] = checks.step({"step": name, "goal": to_json(goal), "budget": 20, **job})
     return found
@@ -104,14 +114,61 @@ def test_differences_are_relative_and_see_shapes_and_infinities(checks: ModuleTy
 
 
 @pytest.mark.parametrize("name", ["rotary embedding", "pad, convolution", "chosen experts", "running sums"])
-def test_the_peer_of_pytorch_computes_the_goal(name: str, bench: ModuleType, checks: ModuleType) -> None:
+def test_the_peer_of_pytorch_computes_the_goal(
+    name: str, bench: ModuleType, checks: ModuleType, peers: ModuleType
+) -> None:
     torch = pytest.importorskip("torch")
     graph = bench.FORMS[name]()
     given = checks.arrays(graph)
     inputs = [*map(torch.tensor, given)]
-    peer = checks.eager(graph, "cpu")
-    for call in (peer, checks.as_module(peer, inputs)):
+    peer = peers.function(graph, "cpu")
+    for call in (peer, peers.as_module(peer, inputs)):
         assert checks.difference([x.numpy() for x in call(*inputs)], checks.exact(graph, given)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("split projection", "attentions"), ("cache append", "attentions"), ("layer norm, product", "products")],
+)
+def test_peers_with_a_librarys_operator_compute_the_goal(
+    name: str, kind: str, bench: ModuleType, checks: ModuleType, peers: ModuleType
+) -> None:
+    torch = pytest.importorskip("torch")
+    graph = bench.FORMS[name]()
+    sites, given = getattr(peers, kind)(graph), checks.arrays(graph)
+    assert len(sites) == 1
+    found = peers.function(graph, "cpu", sites)(*map(torch.tensor, given))
+    assert checks.difference([x.numpy() for x in found], checks.exact(graph, given)) < 1e-5
+
+
+def test_a_masked_attention_has_its_mask_in_sdpa(checks: ModuleType, peers: ModuleType) -> None:
+    torch = pytest.importorskip("torch")
+    graph = importlib.import_module("kernel_goals").GOALS["window attention"]()
+    graph = peers.with_floats(graph, "float32")
+    ((node, _),) = peers.attentions(graph).items()
+    given = checks.arrays(graph)
+    found = peers.function(graph, "cpu", peers.attentions(graph))(*map(torch.tensor, given))
+    assert node in graph.outputs
+    assert checks.difference([x.numpy() for x in found], checks.exact(graph, given)) < 1e-5
+
+
+def test_rows_of_a_gpu_are_the_forms_and_regions_at_larger_sizes(bench: ModuleType, timing: ModuleType) -> None:
+    rows = timing.rows()
+    assert len(rows) >= 16 + 14
+    for name, made in bench.FORMS.items():
+        small, large = made(), rows[f"form: {name}"]()
+        assert [n.op for n in small] == [n.op for n in large], name
+        assert sum(x.shape != y.shape for x, y in zip(small.inputs, large.inputs, strict=True)) > 0, name
+    regions = [name for name in rows if name.startswith("region")]
+    assert len(regions) >= 10
+    assert all(len(timing.operators(rows[name]())) >= timing.OPERATORS for name in regions)
+
+
+def test_sizes_that_do_not_grow_alike_have_no_row(timing: ModuleType) -> None:
+    lines = "def graph(x: input('x', float32[2, 32])):\n    y = reshape(x, shape=({}))\n    z = exp(y)\n    return z"
+    (grown,) = timing.enlarged(lines.format("4, 16").splitlines()).outputs
+    assert grown.shape == (4, 128)
+    assert timing.enlarged(lines.format("8, 8").splitlines()) is None
 
 
 def test_rows_of_indices_are_within_the_tensor_they_are_for(checks: ModuleType, bench: ModuleType) -> None:

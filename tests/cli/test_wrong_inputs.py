@@ -76,8 +76,8 @@ WRONG = [
     (("optimize", "good.onnx", "--inputs", "none.npz"), 2, "(No such file or directory); numpy.savez writes one"),
     (("optimize", "good.onnx", "--inputs", "text.npz"), 2, "(it is no archive); numpy.savez writes one"),
     (("optimize", "good.onnx", "--inputs", "other.npz"), 2, "no array 'x'; it has foo"),
-    (("optimize", "good.onnx", "--rules", "none.toml"), 2, "--rules cannot read none.toml: No such file"),
-    (("optimize", "good.onnx", "--rules", "broken.toml"), 2, "--rules broken.toml: Expected ']]'"),
+    (("optimize", "good.onnx", "--rules", "none.toml"), 2, "--rules: cannot read none.toml: No such file"),
+    (("optimize", "good.onnx", "--rules", "broken.toml"), 2, "--rules: broken.toml: Expected ']]'"),
     (
         ("optimize", "good.onnx", "--scheduler", "nonsense"),
         2,
@@ -156,7 +156,7 @@ def test_a_budget_of_nothing_keeps_the_original(here: Path) -> None:
 
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"budgte": 3}, "no option is called 'budgte', did you mean 'budget'"),
-    ({"budget": "many"}, "budget='many': it is a number of at least 0"),
+    ({"budget": "many"}, 'budget="many": it is a number of at least 0'),
     ({"budget": -3}, "budget=-3: it is a number of at least 0"),
     ({"budget": float("nan")}, "budget=nan"),
     ({"alpha": 0.5}, "alpha=0.5: it is a number of at least 1"),

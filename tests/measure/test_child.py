@@ -138,7 +138,7 @@ def test_what_takes_too_long_is_given_up(own: Child) -> None:
     own.limit = 1.0
     session = Session(endless().SerializeToString())
     start = time.monotonic()
-    with pytest.raises(RunFailed, match="longer than 1 s for one load or run; --run-limit"):
+    with pytest.raises(RunFailed, match="longer than 1 s for one load or run; run_limit"):
         session.run({"x": np.ones(4, np.float32)})
     assert time.monotonic() - start < 20
 

@@ -157,7 +157,7 @@ def test_what_turns_a_decision_is_let_through_where_that_is_allowed() -> None:
     assert (found.output, found.step, found.steps, found.elements, found.size) == ("r", 1.0, 1.0, 64, 64)
     assert all(d.passed for d in result.differences)
     (note,) = (note for note in result.notes if "right.0" in note)
-    assert "accepted by --allow-rounding 1" in note
+    assert 'accepted by allow_rounding="1"' in note
     assert "1 quantization steps" in note
 
 
@@ -167,7 +167,7 @@ def test_what_moves_an_output_further_than_that_is_left_out() -> None:
     assert result.let_through is None
     assert not result.changed
     (note,) = (note for note in result.notes if "right.0" in note)
-    assert "--allow-rounding 0.5 allows less" in note
+    assert 'allow_rounding="0.5" allows less' in note
 
 
 def test_steps_of_floats_are_a_255th_of_their_range() -> None:
@@ -187,7 +187,7 @@ def test_where_rules_are_named_these_alone_are_let_through() -> None:
     assert result.let_through is None
     assert not result.changed
     (note,) = (note for note in result.notes if "right.0" in note)
-    assert "--allow-rounding 1:other.0 does not name it" in note
+    assert 'allow_rounding="1:other.0" does not name it' in note
     with pytest.raises(InvalidOption, match=r"no rule is named 'rigth\.0'"):
         rounded("1:rigth.0", RIGHT, end)
 

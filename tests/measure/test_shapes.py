@@ -89,7 +89,7 @@ def test_names_may_have_the_signs_of_the_option() -> None:
         (["n:1+n:2@3"], "two sizes, 1 and 2"),
         (["n:1", "n:2@3"], "two sizes, 2 and 1"),
         (["n:1", "n:2"], "for several sets of sizes give each a weight, as in n:2@1"),
-        (["n:1+m:2@3", "n:2@3"], "--shape n:2@3: it gives no size for 'm', which another set does"),
+        (["n:1+m:2@3", "n:2@3"], "shape=\"n:2@3\": it gives no size for 'm', which another set does"),
         (["n:1+z:2@3"], "no input or dynamic dim 'z'; it has: x, y, n, m"),
         (["n:1+m@3"], "write NAME:DIMS"),
         (["n:1+@3"], "write NAME:DIMS"),

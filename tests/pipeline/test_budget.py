@@ -197,7 +197,7 @@ def test_kernels_that_a_scheduler_turns_off_are_named(monkeypatch: pytest.Monkey
         _, result = taso_mirage.optimize(
             given, scheduler="tcp://host:1", partial=False, budget=1, return_result=True, **asked
         )
-        assert (api.NO_KERNELS in result.notes) == said
+        assert (api._no_kernels() in result.notes) == said
 
 
 def test_a_model_is_written_though_its_explanation_comes_too_late(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_line() -> None:
     found = leftover([(ATTENTION, 12, 0.002), (NORM, 24, 0.001), (ADD, 1, 0.0005)], [0, 2], 0.007, 20.0)
     assert found is not None
     assert str(found) == (
-        "1 of 3 kinds of regions tuned; --effort thorough or 40 s more would try: "
+        '1 of 3 kinds of regions tuned; effort="thorough" or 40 s more would try: '
         "attention (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
     )
 
@@ -97,7 +98,7 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     left = Leftover(2, 9, 40.0, (LeftRegion(ATTENTION, 12, 1.4),))
     result = replace(before, left=left)
     summary.show(result, Path("m.onnx"), [])
-    assert "left: 2 of 9 kinds of regions tuned; --effort thorough or 40 s more" in " ".join(
+    assert 'left: 2 of 9 kinds of regions tuned; effort="thorough" or 40 s more' in " ".join(
         capsys.readouterr().out.split()
     )
     told = result_data(result, Path("m.onnx"), [])["left"]
@@ -108,5 +109,5 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
         "seconds": 40.0,
         "regions": [{"operators": [*ATTENTION], "places": 12, "gain": 1.4}],
     }
-    assert f"Left: {left}" in html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
+    assert f"Left: {left}" in unescape(html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {}))
     assert result_data(before, Path("m.onnx"), [])["left"] is None

@@ -141,7 +141,7 @@ def test_nothing_moves_fewer_bytes_than_none(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        (0.0, "the time was over before the search had seen any graph (--budget gives more)"),
+        (0.0, "the time was over before the search had seen any graph (budget gives more)"),
         (5.0, "no equation applies"),
     ],
 )

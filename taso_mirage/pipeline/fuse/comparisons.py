@@ -12,6 +12,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import PAIRS, Timing, Verdict, clear, compared_times, pooled
+from taso_mirage.system.wording import option
 
 FRESH = 3.0
 """Seconds for which a look at the load holds."""
@@ -19,10 +20,6 @@ OpenSessions = tuple[Session, Session]
 ELSEWHERE = (
     "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, {:.2f} times as "
     "fast as the original"
-)
-SLOWER_ELSEWHERE = (
-    "no kernels: where their library is not registered the model would be {:.3f} times as fast as the original; --no-elsewhere is for "
-    "models that stay on this machine"
 )
 
 
@@ -86,7 +83,12 @@ class Comparisons:
 def elsewhere_note(as_fast: bool, ratio: float) -> str:
     """The line about a model without the library of its kernels, which is so many times as fast as
     the original."""
-    return (ELSEWHERE if as_fast else SLOWER_ELSEWHERE).format(ratio)
+    if as_fast:
+        return ELSEWHERE.format(ratio)
+    return (
+        f"no kernels: where their library is not registered the model would be {ratio:.3f} times as fast as the original; "
+        f"{option('elsewhere', False)} is for models that stay on this machine"
+    )
 
 
 def _both(original: Model, model: Model, clock: Target, anew: bool) -> OpenSessions:

@@ -1,9 +1,15 @@
 """The kernels of kinds of regions: for each kind, of the variant whose kernel is the fastest, if
-that is faster alone than the runtime's operators."""
+that is faster alone than the runtime's operators.
+
+The kernel-level graph of a region may also contain the runtime's own products, as the kernel graphs
+of Mirage (OSDI'25, section 2) have operators of libraries: kernels are then made for the regions
+around these. The better of both is measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.errors import TasoMirageError
@@ -11,9 +17,9 @@ from taso_mirage.lowering.backend import Backend
 from taso_mirage.measure.target import Target
 from taso_mirage.pipeline.fuse import region_times
 from taso_mirage.pipeline.fuse.choices import KernelChoices, KernelsEnded
-from taso_mirage.pipeline.fuse.kinds import Kinds, RegionVariant
+from taso_mirage.pipeline.fuse.kinds import Kinds, RegionVariant, around_libraries
 from taso_mirage.pipeline.fuse.order import StageTime
-from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, possible_seconds
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.canonical import SymbolSizes
@@ -56,8 +62,18 @@ class KernelMaker:
         return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
 
     def fastest(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
-        """The variant of a kind that saves most, with its kernel; none if no variant is faster."""
-        found, variants = list[RegionKernel](), self.kinds.variants[kind]
+        """The variant of a kind that saves most, with its kernel; the kernels of the regions around
+        its products, if these save more with the runtime's products. None if all are slower."""
+        end = time.monotonic() + seconds
+        found = self._kernels(kind, self.kinds.variants[kind], seconds)
+        best = [max(found, key=lambda kernel: kernel.saved)] if found else []
+        around = self._around(kind, _saved(best))
+        others = self._kernels(kind, around, end - time.monotonic()) if around else []
+        return max(best, others, key=_saved)
+
+    def _kernels(self, kind: EqualRegions, variants: Sequence[RegionVariant], seconds: float) -> list[RegionKernel]:
+        """The kernels of variants that are faster than the operators."""
+        found = list[RegionKernel]()
         for variant in variants:
             try:
                 kernel = self._kernel(variant, seconds / len(variants))
@@ -68,7 +84,17 @@ class KernelMaker:
                 continue  # it has no kernel: the operators stay
             except Exception as error:
                 self.report(" ".join(variant.operators), error)
-        return [max(found, key=lambda kernel: kernel.saved)] if found else []
+        return found
+
+    def _around(self, kind: EqualRegions, saved: float) -> list[RegionVariant]:
+        """The regions around the products of a kind, if they may save more than its own kernel."""
+        if kind in self.untried or self.time.late() or kind.goal in self.kinds.prepared:
+            return []
+        sites = self.kinds.places[kind]
+        found = around_libraries(self.kinds.model, sites, self.sizes, self.backend, self.report)
+        device = self.backend.device
+        possible = sum(possible_seconds(each.kind, len(each.sites), None, device) for each in found)
+        return found if possible > saved else []
 
     def _kernel(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
         """The kernel of a variant, if it is faster than the operators."""
@@ -105,3 +131,7 @@ class KernelMaker:
         next."""
         if self.time.late():
             raise KernelsEnded
+
+
+def _saved(kernels: Sequence[RegionKernel]) -> float:
+    return sum(each.saved for each in kernels)

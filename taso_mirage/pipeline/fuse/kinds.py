@@ -16,12 +16,12 @@ from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decompose, with_terms
 from taso_mirage.pipeline.fuse.region_kernels import possible_seconds
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.batches import EqualRegions, region_members
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.free_regions import free_regions
-from taso_mirage.rewriting.derived_traits import selects
+from taso_mirage.rewriting.derived_traits import multiplies, selects
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,19 @@ def variants(
 def _is_proved(goal: Graph, other: ArrangedGoal) -> bool:
     over = substitute(other.graph.outputs, dict(zip(other.graph.inputs, other.terms, strict=True)))
     return isinstance(prove_symbolic(goal.outputs, over), Proved)
+
+
+def around_libraries(
+    model: Model, sites: Sequence[RegionSite], sizes: SymbolSizes, backend: Backend, report: ErrorReport
+) -> list[RegionVariant]:
+    """The regions in the places of a region around its products, which stay the runtime's operators
+    there; none if it has no product."""
+    members = [n for site in sites for n in region_members(site)]
+    among = {n for n in members if not multiplies(n.op)}
+    if len(among) == len(set(members)):
+        return []
+    found, _ = free_regions(model, sizes, backend.lanes, backend.batched, report=report, among=among)
+    return [variants(kind, own, arranging=False)[0] for kind, own in found.items()]
 
 
 @dataclass(slots=True)

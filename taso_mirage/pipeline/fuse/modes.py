@@ -5,6 +5,7 @@ from __future__ import annotations
 from taso_mirage.errors import InvalidOption
 from taso_mirage.lowering.backend import here
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config
+from taso_mirage.system.wording import option
 
 
 def check_mode(mode: str, measure: bool, target: str = "") -> None:
@@ -12,10 +13,10 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
     measured; and, if a target is named, RuntimeUnavailable if this machine cannot make kernels for
     it."""
     if mode not in KERNELS:
-        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
+        raise InvalidOption(f"{option('kernels', mode)} is not known; it is one of {', '.join(KERNELS)}")
     if mode != OFF and not measure:
         raise InvalidOption(
-            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
+            f"{option('kernels', mode)} and {option('measure', False)} exclude each other: a kernel is kept if it was measured faster"
         )
     if mode != OFF and target:
         here(target)

@@ -19,6 +19,7 @@ from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.plan import KernelImage
 from taso_mirage.runtime.register import PLAN_FORMAT
+from taso_mirage.system.wording import option
 
 TYPES = {"float32": "FP32", "float16": "FP16"}
 """The dtypes that a plugin takes and gives, as TensorRT's Python interface names them."""
@@ -92,7 +93,7 @@ def kernel(name: str, attributes: Mapping[str, str], shapes: _Shapes) -> PluginK
         head, *lines = _checked(attributes[PLAN]).splitlines()
         if head != HEAD:
             raise Unsupported(
-                f"its plan is {head!r}, not {HEAD!r}; a plugin takes kernels for CUDA: optimize the model with --target cuda"
+                f"its plan is {head!r}, not {HEAD!r}; a plugin takes kernels for CUDA: optimize the model with {option('target', 'cuda')}"
             )
         return _kernel([line.split() for line in lines], attributes, shapes)
     except Unsupported as error:
@@ -200,7 +201,9 @@ def _evaluated(tree: ast.expr, sizes: Mapping[str, int]) -> int:
         return tree.value
     if isinstance(tree, ast.Name):
         if tree.id not in sizes:
-            raise Unsupported(f"the size {tree.id} is not fixed in the model; fix its dynamic dims with --shape")
+            raise Unsupported(
+                f"the size {tree.id} is not fixed in the model; fix its dynamic dims with {option('shape')}"
+            )
         return sizes[tree.id]
     if isinstance(tree, ast.BinOp):
         a, b = _evaluated(tree.left, sizes), _evaluated(tree.right, sizes)

@@ -28,6 +28,7 @@ from taso_mirage.runtime.tensorrt.plugin_model import models, write_model
 from taso_mirage.runtime.tensorrt.plugin_readme import readme
 from taso_mirage.runtime.tensorrt.plugin_source import sources
 from taso_mirage.system.files import write_file
+from taso_mirage.system.wording import option
 
 CHECKER = Path(__file__).parent / "check_samples.py"
 SEED = 1
@@ -89,7 +90,7 @@ def _check(folder: Path, path: Path, model: Model) -> None:
     overwrite the model that is read or its weights."""
     check_folder(folder)
     for name in ("model.onnx", "model.onnx.data", "reference.onnx", "reference.onnx.data") if folder.is_dir() else ():
-        check_outputs({"--output": folder / name}, {"the model that is read": path}, data_files(model))
+        check_outputs({"output": folder / name}, {"the model that is read": path}, data_files(model))
 
 
 def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -99,7 +100,7 @@ def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int
         for name in (name for dim in node.tensor.shape or () for name in symbols(dim)):
             if name not in sizes:
                 raise InvalidOption(
-                    f"the input {node.attr('name')!r} is {node.type}; plugins have fixed sizes: give --shape {name}:N"
+                    f"the input {node.attr('name')!r} is {node.type}; plugins have fixed sizes: give {option('shape', name + ':N')}"
                 )
     return {n.attr("name"): tuple(evaluate(d, sizes) for d in n.tensor.shape or ()) for n in model.graph.inputs}
 
