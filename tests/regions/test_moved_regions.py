@@ -70,7 +70,7 @@ def test_a_part_that_some_lengths_lack_is_outside_of_the_region() -> None:
 
 
 def test_the_parts_of_an_operator_stay_together() -> None:
-    """Its results have other users each, and would be lanes."""
+    """The results of the operator have other users each, and would be lanes."""
     x, w = leaf("x", symbol("b"), 1, 96), leaf("w", 32)
     parts = term("split", x, axis=2, split=(64, 32))
     a, b = (term("item", parts, index=i) for i in range(2))
