@@ -2,18 +2,18 @@
 PyTorch's peers (`goal_peers.py`) on one NVIDIA GPU.
 
     python bench/goal_rows.py [ROW ...] [--search-only] [--searched FILE] [--seconds 480]
-        [--missing] [-o FILE]
+        [--missing] [--keep-peers] [-o FILE]
 
 The rows are the common forms at sizes that fill a GPU (`goal_forms.LARGE`), products that are the
 libraries' ground (`kernel_goals.py`), and of each model of the corpus the region with most
 operators at SCALE times its sizes. `--searched FILE` keeps the muGraphs of the search, which needs
 no GPU (`--search-only`), and reads those that it has.
 
-A row has two jobs: our programs are compiled, checked and tuned, and the peers are compiled,
-checked and timed. Jobs run in processes of their own with `--limit` seconds each, so that one that
-ends badly costs its row alone. Compilers run beside each other; the clock is held by one job at a
-time (`held`), for the programs of a row as for the choices that torch.compile measures. Rows are
-written as they come; after `--seconds` no other begins.
+A row has up to three jobs: our programs are compiled, checked and tuned; so are the kernels of a
+plan around a library's products (`goal_plans.py`); and the peers are compiled, checked and timed.
+Jobs run in processes of their own with `--limit` seconds each, so that one that ends badly costs
+its row alone; one at a time holds the clock (`goal_times.py`). Rows are written as they come; after
+`--seconds` no other begins. `--missing` and `--keep-peers` continue an earlier run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import goal_peers  # noqa: E402
+import goal_plans  # noqa: E402
 import goal_times  # noqa: E402
 from goal_corpus import CORPUS  # noqa: E402
 from goal_forms import LARGE  # noqa: E402
@@ -50,13 +51,14 @@ from taso_mirage.emit import tune  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
 from taso_mirage.ir.model import StoredWeight  # noqa: E402
-from taso_mirage.ir.terms import Graph, substitute, weight  # noqa: E402
+from taso_mirage.ir.terms import Graph, substitute, topological, users, weight  # noqa: E402
 from taso_mirage.lowering.cuda import CudaLowering  # noqa: E402
-from taso_mirage.mugraph.checkpoint import to_json  # noqa: E402
+from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 from taso_mirage.onnx_io import from_ir, to_ir  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import traits  # noqa: E402
+from taso_mirage.operators.work import size  # noqa: E402
 from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.pipeline.fuse.kinds import find_kinds  # noqa: E402
 from taso_mirage.regions.contained import raised  # noqa: E402
@@ -69,6 +71,8 @@ SCALE, LEAST, MOST = 8, 16, 1 << 14
 larger is no size."""
 OPERATORS = 3
 """The least number of operators of a region."""
+PARTS = 6
+"""The muGraphs of a kernel beside a library's product that are tuned."""
 CAPABILITY = 90
 """The GPU for which kernels of forms are made: sm_90."""
 PRODUCTS = (
@@ -137,7 +141,7 @@ def own_goal(case: str) -> Graph:
     weights = {leaf: weight(leaf.attr("name"), leaf.tensor) for leaf in others}
     held = {leaf.attr("name"): StoredWeight(np.ones([int(n) for n in leaf.shape], leaf.dtype)) for leaf in others}
     model = from_ir(to_ir(standalone(Graph((x,), substitute(graph.outputs, weights)), {"": 20}, held)))
-    model = optimize_model(model, Config(measure=False, budget=5.0)).model  # which puts pads into convolutions
+    model = optimize_model(model, Config(measure=False, budget=30.0)).model  # which puts pads into convolutions
     kinds = find_kinds(model, {}, CudaLowering(H100, "", CAPABILITY), lambda: False, raised)
     computed = [n.op for n in kinds.model.nodes() if n.args and n.op not in ("transpose", "cast")]
     goals = [kind.goal for kind in kinds.places if kind.goal in kinds.prepared]
@@ -153,6 +157,24 @@ def searched(case: str, best: int, budget: float) -> list[dict[str, Any]]:
     return [to_json(each.graph) for each in superoptimize(graph, best=best, budget=budget, device=H100)]
 
 
+def searched_both(case: str, best: int, budget: float) -> tuple[list[dict[str, Any]], goal_plans.Plan]:
+    return searched(case, best, budget), searched_plan(case, PARTS, budget)
+
+
+def searched_plan(case: str, best: int, budget: float) -> goal_plans.Plan:
+    """The steps of a row around its large products, with the muGraphs of the kernels; none where it
+    has no such product, or a step has no kernel."""
+    steps = goal_plans.plan(goal(case))
+    try:
+        for step in steps:
+            if "goal" in step:
+                found = superoptimize(from_json(step["goal"]), best=best, budget=budget, device=H100)
+                step["graphs"] = [to_json(each.graph) for each in found]
+    except TasoMirageError:
+        return []
+    return steps
+
+
 # ---------------------------------------------------------------- the run
 
 
@@ -164,17 +186,16 @@ class Side:
         self.workers = Workers(f"goal_times:{goal_times.step.__name__}", count, options.limit, ("torch", "triton"))
         self.side, self.options, self.threads = side, options, ThreadPoolExecutor(count)
 
-    def __call__(self, case: str, graphs: Sequence[Any]) -> Future[dict[str, Any]]:
-        return self.threads.submit(self._asked, case, graphs)
+    def __call__(self, case: str, found: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        return self.threads.submit(self._asked, case, found)
 
-    def _asked(self, case: str, graphs: Sequence[Any]) -> dict[str, Any]:
+    def _asked(self, case: str, found: Mapping[str, Any]) -> dict[str, Any]:
         if time.perf_counter() > self.options.end:
             return {"problem": "no time was left"}
         settings = {"workers": self.options.workers, "tuning": self.options.tuning}
-        found = self.workers(
-            {"side": self.side, "goal": to_json(self.goal(case)), "graphs": graphs, **settings}
-        ).result()
-        return {"problem": "late, or its process ended"} if found is None else found
+        job = {"side": self.side, "goal": to_json(self.goal(case)), **found, **settings}
+        answer = self.workers(job).result()
+        return {"problem": "late, or its process ended"} if answer is None else answer
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)
@@ -191,15 +212,72 @@ def shown(row: Mapping[str, Any]) -> str:
     notes = "; ".join(f"{k}: {v[:60]}" for k, v in row["notes"].items())
     return (
         f"{row['case'][:40]:40} {row['ours']:8.2f} us floor {row['floor']:6.1f} ratio {best / row['ours']:5.2f} "
-        f"| {others} | {row['programs']} programs, the {row['place']}. is best, {row['trials']} trials, "
-        f"{row['refused']} refused, {row['tuning_seconds']} and {row['peer_seconds']} s {notes}"
+        f"{row['plan']}; {row['kernels']}; {row.get('around')} "
+        f"| {others} | {row.get('programs')} programs, the {row.get('place')}. is best, {row.get('trials')} trials, "
+        f"{row.get('refused')} refused, {row.get('tuning_seconds')} and {row['peer_seconds']} s {notes}"
     )
 
 
-def completed(ours: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of both jobs."""
-    renamed = {"peer_problem" if key == "problem" else key: value for key, value in others.items()}
-    return {**ours, **renamed}
+def completed(
+    case: str, own: Mapping[str, Any], around: Mapping[str, Any], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A row of its jobs: `ours` is the better of our kernels alone and around a library's
+    products."""
+    row: dict[str, Any] = {"case": case, "operators": operators(goal(case)), "floor": floor(case), **own}
+    row |= {"peer_problem" if key == "problem" else key: value for key, value in others.items()}
+    found = around.get("around", around)
+    if found:
+        row["around"] = found
+    times = {"kernels": own.get("ours"), "kernels around a library's products": found.get("us")}
+    known = {plan: us for plan, us in times.items() if us is not None}
+    if known:
+        row["plan"] = min(known, key=lambda plan: known[plan])
+        row |= {"kernels": own.get("ours"), "ours": known[row["plan"]]}
+    return row
+
+
+def least(row: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the least times of an earlier run, too: tuning ends with its time."""
+    found = dict(row)
+    if "ours" in earlier and ("ours" not in row or earlier["ours"] < row["ours"]):
+        found = {k: v for k, v in found.items() if k != "problem"} | dict(earlier)
+    peers = [each.get("baselines") or {} for each in (row, earlier)]
+    names = dict.fromkeys([*peers[0], *peers[1]])
+    times = {name: min(own[name] for own in peers if name in own) for name in names}
+    if times:
+        found["baselines"] = times
+        found.pop("peer_problem", None)
+    return found
+
+
+def floor(case: str) -> float:
+    """The microseconds in which the memory of an H100 reads the inputs of a row once, those of
+    which parts are read in parts, and writes its results."""
+    graph = goal(case)
+    read = users(topological(graph.outputs))
+    moved = 0
+    for x in graph.inputs:
+        parts = [n for n in read.get(x, ()) if n.op in ("slice", "gather") and n.args[0] is x]
+        whole = len(parts) < len(read.get(x, ()))
+        moved += size(x.type) if whole else min(size(x.type), sum(size(n.type) for n in parts))
+    return (moved + sum(size(o.type) for o in graph.outputs)) / H100.bandwidth * 1e6
+
+
+def _asked(
+    case: str,
+    found: Mapping[str, Any],
+    sides: Sequence[Side],
+    before: Mapping[str, Mapping[str, Any]],
+    options: argparse.Namespace,
+) -> list[Callable[[], Mapping[str, Any]]]:
+    """The answers of the jobs of a row, once they are there."""
+    ours, around, others = sides
+    answers: list[Callable[[], Mapping[str, Any]]] = [ours(case, {"graphs": found["graphs"]}).result]
+    answers.append(around(case, {"plan": found["plan"]}).result if found["plan"] else dict)
+    known = {key: before.get(case, {}).get(key) for key in ("baselines", "notes", "peer_seconds")}
+    kept = options.keep_peers and known["baselines"]
+    answers.append((lambda: known) if kept else others(case, {"graphs": []}).result)
+    return answers
 
 
 def read_options() -> argparse.Namespace:
@@ -210,6 +288,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--searched", type=Path, default=None, help="the file of the found muGraphs")
     parser.add_argument("--search-only", action="store_true")
     parser.add_argument("--missing", action="store_true", help="only rows that the file lacks")
+    parser.add_argument("--keep-peers", action="store_true", help="peers that the file has are not timed again")
     parser.add_argument("--seconds", type=float, default=480.0, help="no row begins later")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds of a job")
     parser.add_argument("--tuning", type=float, default=15.0, help="seconds after which no other schedules are tried")
@@ -221,7 +300,7 @@ def read_options() -> argparse.Namespace:
     return options
 
 
-def search_all(cases: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, list[Any]]]:
+def search_all(cases: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """The muGraphs of rows, as soon as they are found; in the file, if one is given."""
     path = options.searched
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
@@ -230,11 +309,12 @@ def search_all(cases: Sequence[str], options: argparse.Namespace) -> Iterator[tu
     if not asked:
         return
     with ProcessPoolExecutor(min(options.workers, len(asked))) as executor:
-        futures = {executor.submit(searched, case, options.programs, options.budget): case for case in asked}
+        futures = {executor.submit(searched_both, case, options.programs, options.budget): case for case in asked}
         for future in as_completed(futures):
             case = futures[future]
             try:
-                known[case] = future.result()
+                graphs, steps = future.result()
+                known[case] = {"graphs": graphs, "plan": steps}
             except Exception as error:
                 print(f"{case}: {type(error).__name__}: {error}"[:300], flush=True)
                 continue
@@ -247,8 +327,8 @@ def main() -> None:
     options = read_options()
     cases = [c for c in rows() if not options.rows or any(part in c for part in options.rows)]
     if options.search_only:
-        for case, graphs in search_all(cases, options):
-            print(f"{case}: {len(graphs)} muGraphs", flush=True)
+        for case, found in search_all(cases, options):
+            print(f"{case}: {len(found['graphs'])} muGraphs, {len(found['plan'])} steps", flush=True)
         return
     device = tune.gpu_and_versions()
     name = device.removeprefix("NVIDIA ").split()[0]
@@ -257,12 +337,12 @@ def main() -> None:
     done = {row["case"] for row in kept.kept if "ours" in row and row.get("baselines")}
     cases = [c for c in cases if not (options.missing and c in done)]
     os.environ[goal_times.LOCK] = f"{path}.lock"
-    with closing(Side("ours", own_goal, 1, options)) as ours, closing(Side("peers", goal, 2, options)) as others:
-        asked = {}
-        for case, graphs in search_all(cases, options):
-            asked[case] = ours(case, graphs), others(case, graphs)
-        for case, (own, peers) in asked.items():
-            row = {"case": case, "operators": operators(goal(case)), **completed(own.result(), peers.result())}
+    before = {row["case"]: row for row in kept.kept}
+    sides = Side("ours", own_goal, 1, options), Side("around", goal, 1, options), Side("peers", goal, 2, options)
+    with closing(sides[0]), closing(sides[1]), closing(sides[2]):
+        asked = {case: _asked(case, found, sides, before, options) for case, found in search_all(cases, options)}
+        for case, answers in asked.items():
+            row = least(completed(case, *[answer() for answer in answers]), before.get(case, {}))
             source = row.pop("source", None)
             if source and options.sources:
                 options.sources.mkdir(parents=True, exist_ok=True)

@@ -15,16 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import goal_peers  # noqa: E402
+import goal_plans  # noqa: E402
 
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.emit import compile_jobs, triton, tune  # noqa: E402
+from taso_mirage.emit.compile import load_source  # noqa: E402
 from taso_mirage.emit.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.forms.base.form import in_operators  # noqa: E402
@@ -74,7 +78,7 @@ def alone(call: Callable[..., Any]) -> Callable[..., Any]:
 def step(job: Mapping[str, Any]) -> dict[str, Any]:
     """One job of a row; its errors are the `problem`."""
     try:
-        found: dict[str, Any] = {"ours": tuned, "peers": timed_peers}[job["side"]](job)
+        found: dict[str, Any] = {"ours": tuned, "around": planned, "peers": timed_peers}[job["side"]](job)
         return found
     except Exception as error:
         return {"problem": f"{type(error).__name__}: {error}"[:400]}
@@ -117,25 +121,20 @@ _compilers: list[Workers] = []
 
 def tuned(job: Mapping[str, Any]) -> dict[str, Any]:
     """The microseconds of the fastest of a row's programs."""
-    if not _compilers:
-        _compilers.append(compile_jobs.compilers(job["workers"]))
-        tune.measured = alone(tune.measured)
     graph, start = from_json(job["goal"]), time.perf_counter()
     made, errors = programs(job["graphs"]), list[float]()
     best = tune.tuned_program(
         made,
-        compiler=_compilers[0],
+        compiler=_started(job),
         check=checker(graph, errors),
         prepare=goal_peers.prepared(graph),
-        late=lambda: time.perf_counter() - start > job["tuning"],
+        late=_after(job["tuning"]),
     )
     launches = [{"grid": x.grid, "loop": x.loop, "name": x.name} for x in best.program.launches]
     schedules = [{"warps": x.schedule.warps, "stages": x.schedule.stages} for x in best.program.launches]
     place = next((i for i, p in enumerate(made) if _kind(p) == _kind(best.program)), None)
-    floor = sum(b.bytes for b in best.program.buffers if b.role != "scratch") / H100.bandwidth
     return {
         "ours": best.seconds * 1e6,
-        "floor": floor * 1e6,
         "error": max((e for e in errors if e < TOLERANCE), default=None),
         "refused": sum(not e < TOLERANCE for e in errors),
         "programs": len(made),
@@ -146,6 +145,62 @@ def tuned(job: Mapping[str, Any]) -> dict[str, Any]:
         "launches": [a | b for a, b in zip(launches, schedules, strict=True)],
         "source": best.program.source,
     }
+
+
+def planned(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of `tuned_plan`, with its sources in a folder of their own."""
+    with TemporaryDirectory() as folder:
+        return {"around": tuned_plan({**job, "folder": folder})}
+
+
+def tuned_plan(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The microseconds of a goal around a library's products, each of its kernels tuned alone."""
+    import torch
+
+    graph, steps, calls, names = from_json(job["goal"]), job["plan"], list[Any](), list[list[str]]()
+    start, launches = time.perf_counter(), list[Any]()
+    for i, each in enumerate(steps):
+        if "product" in each:
+            calls.append(None)
+            names.append([])
+            continue
+        own = from_json(each["goal"])
+        best = tune.tuned_program(
+            programs(each["graphs"]),
+            compiler=_started(job),
+            check=checker(own, []),
+            prepare=goal_peers.prepared(own),
+            late=_after(job["tuning"] / 2),
+        )
+        module = load_source(best.program.source, Path(job["folder"]), f"step_{i}")
+        calls.append(partial(module.launch, options=[x.options for x in best.program.launches]))
+        names.append([x.attr("name") for x in own.inputs])
+        launches += [{"grid": x.grid, "loop": x.loop} for x in best.program.launches]
+    inputs = [x.attr("name") for x in graph.inputs]
+
+    def call(*given: Any) -> tuple[Any, ...]:
+        return goal_plans.run(steps, calls, names, dict(zip(inputs, given, strict=True)))
+
+    sets, errors = goal_peers.input_sets(graph), list[float]()
+    with torch.inference_mode():
+        if not checker(graph, errors)(sets[0], call(*sets[0])):
+            return {"problem": f"off by {errors[-1]:.2g}"}
+        seconds = tune.measured(call, sets)
+    return {"us": seconds * 1e6, "launches": launches, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds are over."""
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() > end
+
+
+def _started(job: Mapping[str, Any]) -> Workers:
+    """This process's compilers."""
+    if not _compilers:
+        _compilers.append(compile_jobs.compilers(job["workers"]))
+        tune.measured = alone(tune.measured)
+    return _compilers[0]
 
 
 def _kind(program: TritonProgram) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,3 +90,37 @@ def refused(found: dict[str, Any]) -> list[str]:
     for (place, text), n in refusals(found["rows"]).most_common():
         lines.append(f"| {n} | {TARGETS.get(place, place)} | {_cell(text)} |")
     return lines
+
+
+PEERS = {"eager": "eager", "torch.compile": "torch.compile", "SDPA": "SDPA, the best", "cuBLAS": "cuBLAS with a bias"}
+
+
+def goal_rows(found: dict[str, Any]) -> list[str]:
+    """Goals on a GPU beside PyTorch; those without figures with their problem."""
+    lines = [
+        f"| goal, us | ours | memory floor | {' | '.join(PEERS.values())} | ratio to the best |",
+        f"|---|{'---:|' * (len(PEERS) + 3)}",
+    ]
+    timed = [row for row in found["rows"] if "ours" in row and row.get("baselines")]
+    ratios = [min(row["baselines"].values()) / row["ours"] for row in timed]
+    for row, ratio in sorted(zip(timed, ratios, strict=True), key=lambda each: str(each[0]["case"])):
+        kinds = [[v for k, v in row["baselines"].items() if k.startswith(kind)] for kind in PEERS]
+        shown = " | ".join(f"{min(times):.1f}" if times else "" for times in kinds)
+        mark = " (a library's product)" if "library" in row["plan"] else ""
+        lines.append(f"| {row['case']}{mark} | {row['ours']:.2f} | {row['floor']:.1f} | {shown} | {ratio:.2f} |")
+    mean = statistics.geometric_mean(ratios)
+    said = f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}; "
+    said += f"{sum(ratio >= 1 for ratio in ratios)} rows are at least as fast. {found['device']}."
+    others = [
+        f"{row['case']}: {row.get('problem') or row.get('peer_problem')}" for row in found["rows"] if row not in timed
+    ]
+    return [*lines, "", said, *[f"Without a figure: {each}." for each in others]]
+
+
+def sanitized(found: dict[str, Any]) -> list[str]:
+    """Runs of one program of each kind."""
+    lines = ["| run | programs | wrong or reported | the tool's summary |", "|---|---:|---:|---|"]
+    for tool, run in found["runs"].items():
+        summary = run["said"].partition("========= ")[2] or "-"
+        lines.append(f"| {tool} | {run['cases']} of {found['programs']} | {len(run['wrong'])} | {summary} |")
+    return [*lines, "", f"{found['device']}."]

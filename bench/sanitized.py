@@ -64,7 +64,9 @@ for i, each in enumerate(json.loads((folder / "given.json").read_text())):
     arrays = goal_checks.arrays(goal)
     try:
         module = load_source(each["source"], folder, f"program_{i}")
-        found = module.launch(*[torch.tensor(a).cuda() for a in arrays])
+        given = [torch.tensor(a.astype(np.float32) if a.dtype.kind == "V" else a) for a in arrays]
+        types = [getattr(torch, x.dtype) for x in goal.inputs]
+        found = module.launch(*[x.to(dtype).cuda() for x, dtype in zip(given, types)])
         found = [x.double().cpu().numpy() for x in (found if isinstance(found, tuple) else (found,))]
         torch.cuda.synchronize()
     except Exception as error:
@@ -124,7 +126,7 @@ def ran(cases: list[dict[str, Any]], folder: Path, limit: float, *tool: str) -> 
         try:
             code = subprocess.run(
                 command,
-                env=os.environ | {"TRITON_CACHE_DIR": str(folder / "triton")},
+                env={"TRITON_CACHE_DIR": str(folder / "triton")} | os.environ,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 timeout=limit,

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from attack_tables import judging, soak  # noqa: E402
 from durations import durations  # noqa: E402
-from goals_table import forms, goals, refused  # noqa: E402
+from goals_table import forms, goal_rows, goals, refused, sanitized  # noqa: E402
 from kernel_tables import (  # noqa: E402
     convolutions_h100,
     free_sizes,
@@ -345,6 +345,8 @@ TABLES = {
     "goals-cpu2": goals,
     "goals-cpu2 forms": forms,
     "goals-cpu2 refused": refused,
+    "goal_rows-H200": goal_rows,
+    "sanitized-H200": sanitized,
     "optimize-cpu2": optimize,
     "optimize-cpu2 best and worst": best_and_worst,
     "openvino-cpu2": openvino,

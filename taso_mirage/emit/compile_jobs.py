@@ -23,6 +23,8 @@ COMPILERS = 12
 the GPU."""
 SMALL = "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(x):\n    tl.store(x, 0.0)\n"
 """A program that compiles quickly."""
+REFUSALS = ("PassManager", "Triton Error [CUDA]: invalid argument")
+"""Texts of errors after which a GPU runs other kernels."""
 ASSEMBLER = "TRITON_PTXAS_PATH"
 """The variable that names the assembler, which PyTorch's compiler sets."""
 LIMIT = 10.0
@@ -96,5 +98,5 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
 def is_triton(error: Exception) -> bool:
     """Whether Triton raised an error: its errors have no common base, and some are plain
-    RuntimeErrors of its passes."""
-    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)
+    RuntimeErrors of its passes, or of the driver, which refuses to launch a kernel."""
+    return type(error).__module__.split(".")[0] == "triton" or any(text in str(error) for text in REFUSALS)

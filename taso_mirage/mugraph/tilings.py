@@ -8,6 +8,7 @@ of its iterations. The model only ranks; a measurement gives the time.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,8 @@ SHARES = tuple(2**i for i in range(8))
 """The numbers of equal shares into which a label is cut for a few threads."""
 AHEAD = 4
 """Iterations whose loads are under way at a time."""
+ALIKE = 4
+"""The tilings of as many blocks and iterations on a GPU that precede those of other numbers."""
 FEW = 3
 """The number of tilings of a kernel that is not the slowest."""
 UNEVEN = (16, 32, 64, 128)
@@ -97,8 +100,25 @@ def tiled(
     seconds = np.where(fits, model.seconds(), np.inf)
     # blocks of a general device share a cache one after the other
     held = 0 * model.one if device.general else model.shared() + model.sums()
-    order = sorted(np.flatnonzero(np.isfinite(seconds)), key=lambda i: rank(float(seconds[i]), float(held[i])))[:best]
-    return [Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i])) for i in order]
+    fine = map(int, np.flatnonzero(np.isfinite(seconds)))
+    order = sorted(fine, key=lambda i: rank(float(seconds[i]), float(held[i])))
+    if not device.general:
+        order = _various(order, model)
+    return [
+        Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i])) for i in order[:best]
+    ]
+
+
+def _various(order: Sequence[int], model: _Model) -> list[int]:
+    """The order with tilings at the end that follow ALIKE ones of as many blocks and iterations:
+    these differ in little that the model or a GPU sees, and other numbers are measured, too."""
+    counted: Counter[tuple[float, float]] = Counter()
+    first, rest = list[int](), list[int]()
+    for i in order:
+        numbers = float(model.blocks[i]), float(model.iterations[i])
+        counted[numbers] += 1
+        (first if counted[numbers] <= ALIKE else rest).append(i)
+    return [*first, *rest]
 
 
 def rank(seconds: float, held: float) -> tuple[int, float, float]:

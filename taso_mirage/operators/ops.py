@@ -23,7 +23,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, con
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.sizes import fits
-from taso_mirage.operators.additions import add_from_plugins
+from taso_mirage.operators.additions import add_from_folders, add_from_plugins
 from taso_mirage.operators.traits import NO_TRAITS, Traits
 from taso_mirage.plugins import Plugin
 
@@ -347,7 +347,7 @@ def data_folder(name: str) -> Path:
 
 @cache
 def load_specs() -> Mapping[str, Op]:
-    """All operators, from the files of `op_specs/` and from plug-ins; read once, on first use."""
+    """All operators: those of `op_specs/`, of own folders and of plug-ins; read on first use."""
     folder = data_folder("op_specs")
     if "op_specs" not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -361,6 +361,7 @@ def load_specs() -> Mapping[str, Op]:
     for file in sorted(folder.glob("*.py")):
         if file.stem != "__init__":
             importlib.import_module(f"op_specs.{file.stem}")
+    add_from_folders(REGISTRY)
     add_from_plugins(REGISTRY)
     return REGISTRY
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.onnx_io.kernels import CarriedKernel
+from taso_mirage.operators.additions import operator_files
 from taso_mirage.operators.work import size, sized, work
 from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library
@@ -152,6 +154,25 @@ def versions() -> dict[str, str]:
     }
 
 
+RUNTIME = re.compile(
+    r"(ort-nightly|onnxruntime)(-gpu|-openvino|-directml|-qnn|-training|-rocm|-migraphx|-cann|-azure)?"
+)
+"""The names of packages that contain ONNX Runtime."""
+OTHERS = (
+    "several builds of ONNX Runtime are installed ({}), of which the last one that was installed is imported, with files of the "
+    "others: uninstall all, and install one again"
+)
+
+
+def runtime_wheels() -> list[str]:
+    """The installed packages that contain ONNX Runtime, with their versions; more than one
+    overwrite each other's files."""
+    from importlib.metadata import distributions
+
+    wheels = {(each.name.lower(), each.version) for each in distributions() if each.name}
+    return [f"{name} {version}" for name, version in sorted(wheels) if RUNTIME.fullmatch(name)]
+
+
 def diagnosis() -> dict[str, Any]:
     """Versions, working providers, and the cost cache."""
     import platform
@@ -174,6 +195,8 @@ def diagnosis() -> dict[str, Any]:
         "substitutions": len(library.load_rules()),
         "plugins": [f"{each.name} ({each.group}, {each.package})" for group in GROUPS for each in plugins(group)],
         "op_specs": str(data_folder("op_specs")),
+        "operator_files": [str(file) for file in operator_files()],
+        "runtime_wheels": runtime_wheels(),
         "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
     }
 
@@ -194,7 +217,9 @@ def show_diagnosis(found: Mapping[str, Any]) -> None:
     lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
     lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
     lines += [f"{found['substitutions']} generated substitutions"]
+    lines += [f"operators of {file}" for file in found["operator_files"]]
     lines += [f"plug-in {each}" for each in found["plugins"]]
+    lines += [OTHERS.format(" and ".join(found["runtime_wheels"]))] if len(found["runtime_wheels"]) > 1 else []
     cache = found["cache"]
     lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
     for line in lines:

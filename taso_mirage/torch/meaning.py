@@ -164,6 +164,7 @@ class TorchMeaning(Meaning[Any]):
         "AveragePool": _average_pool,
         "Conv": _conv,
         "ConvTranspose": _conv_transpose,
+        "Gelu": lambda xp, x, *, approximate="none": functional.gelu(x, approximate=approximate),
         "GroupNormalization": lambda xp, x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1: (
             functional.group_norm(x, num_groups, scale, bias, epsilon)
         ),

@@ -115,3 +115,10 @@ def test_few_processes_compile_on_a_machine_of_many_cores() -> None:
         workers = compile_jobs.compilers(cores)
         assert workers._threads._max_workers == processes
         workers.close()
+
+
+def test_a_launch_that_the_driver_refuses_costs_its_program_alone() -> None:
+    """After other errors of the driver the process runs nothing on the GPU any more."""
+    refused, fatal = ("Triton Error [CUDA]: invalid argument", "Triton Error [CUDA]: an illegal memory access")
+    assert compile_jobs.is_triton(RuntimeError(refused))
+    assert not compile_jobs.is_triton(RuntimeError(fatal))

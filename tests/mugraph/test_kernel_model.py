@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, prod
 
 import pytest
 from scripts import script
@@ -13,11 +13,14 @@ from scripts import script
 from models.workloads import PAPER
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit.gpu.program import LaunchSchedule, guessed
+from taso_mirage.ir.mugraph import kernels
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.mugraph.closure import close
 from taso_mirage.mugraph.kernel_bodies import PlannedKernel
-from taso_mirage.mugraph.search import Search, SearchOptions
+from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.structures import Limits, plans
-from taso_mirage.mugraph.tilings import tiled
+from taso_mirage.mugraph.tilings import ALIKE, tiled
+from taso_mirage.operators.ops import term
 
 
 def test_what_combines_parts_has_whole_lines() -> None:
@@ -63,3 +66,15 @@ def test_a_kernel_that_comes_later_has_few_warps() -> None:
     assert guessed(128, 1, 4096, 0, False) == LaunchSchedule(8)
     assert guessed(128, 1, 4096, 0, True) == LaunchSchedule(2)
     assert guessed(128, 1, 64, 0, True) == LaunchSchedule(1)
+
+
+def test_tilings_of_other_numbers_of_blocks_are_among_the_first() -> None:
+    """Without this all tried tilings of a sum of moved elements have as many blocks."""
+    shape = 8, 64, 64, 2, 64, 2
+    x = variable("x", Tensor("float16", (8, 64, 2, 2, 64, 64)))
+    y = variable("y", Tensor("float16", shape))
+    made = term("add", term("tanh", term("transpose", x, perm=(0, 1, 4, 2, 5, 3))), y)
+    found = superoptimize(Graph((x, y), (made,)), best=8, budget=20, device=H100)
+    blocks = [prod(kernels(each.graph.outputs)[0].attr("grid")) for each in found]
+    assert max(map(blocks.count, blocks)) <= ALIKE
+    assert len(set(blocks)) >= 2

@@ -15,6 +15,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic, dim_product
 from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.meanings.sizes import within_bounds
+from taso_mirage.operators.additions import operator_files
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 from taso_mirage.prove.bounded import prove_bounded
@@ -221,7 +222,7 @@ def prover_files() -> list[Path]:
     location."""
     package = Path(__file__).parents[2]
     files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
-    others = [file for plugin in plugins(OPERATOR_GROUP) for file in plugin.files()]
+    others = [*operator_files(), *(file for plugin in plugins(OPERATOR_GROUP) for file in plugin.files())]
     return [package / "verdicts.py", *files, *sorted(data_folder("op_specs").glob("*.py")), *others]
 
 
