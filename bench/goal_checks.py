@@ -32,8 +32,10 @@ from taso_mirage.ir.terms import Graph, Node  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.found import FoundMuGraph  # noqa: E402
-from taso_mirage.mugraph.moved_goal import labelled_goal  # noqa: E402
+from taso_mirage.mugraph.horizontal import fused_goals  # noqa: E402
+from taso_mirage.mugraph.moved_goal import core_labels, labelled_goal  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
+from taso_mirage.mugraph.stored_goal import stored_goal  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
 
 Found = dict[str, Any]
@@ -102,6 +104,8 @@ def labelled(job: Mapping[str, Any]) -> Found:
     kinds = {"cpu": CPU_GOALS, "gpu": GPU_GOALS}
     forms = [name for name, kind in kinds.items() if kind.read(goal) is not None]
     try:
+        if stored_goal(goal).stores:
+            return {"forms": forms, "labels": sum(len(core_labels(x.graph).sizes) for x in fused_goals(goal))}
         return {"forms": forms, "labels": len(labelled_goal(goal)[1].sizes)}
     except TasoMirageError:
         if not forms:

@@ -159,6 +159,66 @@ def pixel_shuffle(batch: int = 1, channels: int = 12, side: int = 16) -> Graph:
     return goal(term("add", whole, leaf("large", batch, channels, 2 * side, 2 * side)))
 
 
+# ---------------------------------------------------------------- results of several parts
+
+
+def product(name: str, rows: int, inner: int, columns: int) -> Node:
+    """A product of the shared rows `x` with weights of its own."""
+    return term("matmul", leaf("x", rows, inner), leaf(f"w_{name}", inner, columns))
+
+
+def joined_products(rows: int = 16, width: int = 128) -> Graph:
+    """Two products of different operands and widths side by side."""
+    a = term("matmul", leaf("a", rows, 2 * width), leaf("w_a", 2 * width, width))
+    b = term("matmul", leaf("b", rows, 3 * width), leaf("w_b", 3 * width, 5 * width // 2))
+    return goal(term("concat", a, term("relu", b), axis=1))
+
+
+def packed_projections(rows: int = 16, width: int = 256) -> Graph:
+    """Queries, keys and values of grouped heads as one packed tensor."""
+    widths = {"q": width, "k": width // 4, "v": width // 4}
+    return goal(term("concat", *[product(name, rows, width, n) for name, n in widths.items()], axis=1))
+
+
+def carried_rows(rows: int = 16, width: int = 128) -> Graph:
+    return goal(term("concat", leaf("past", 3 * rows, width), product("new", rows, 2 * width, width), axis=0))
+
+
+def carried_columns(rows: int = 16, width: int = 128) -> Graph:
+    return goal(term("concat", product("new", rows, 2 * width, width), leaf("skip", rows, width // 2), axis=1))
+
+
+def padded_product(rows: int = 15, width: int = 120) -> Graph:
+    return goal(term("pad", product("y", rows, 256, width), pads=(1, 0, 0, 8), value=0.0))
+
+
+def stacked_products(rows: int = 16, width: int = 64) -> Graph:
+    made = [term("unsqueeze", product(name, rows, 4 * width, width), axes=(0,)) for name in ("mean", "scale")]
+    return goal(term("concat", *made, axis=0))
+
+
+def interleaved_products(rows: int = 16, width: int = 64) -> Graph:
+    """Elements of two products in turn: pairs of a complex embedding."""
+    made = [term("unsqueeze", product(name, rows, 4 * width, width), axes=(2,)) for name in ("real", "imaginary")]
+    return goal(term("reshape", term("concat", *made, axis=2), shape=(rows, 2 * width)))
+
+
+def projected_cache(heads: int = 8, past: int = 127, width: int = 64) -> Graph:
+    """A cache with the row of a new key: projected, with heads, and rotated."""
+    made = product("k", 1, heads * width, heads * width)
+    key = term("transpose", term("reshape", made, shape=(1, 1, heads, width)), perm=(0, 2, 1, 3))
+    new = rotated(key, leaf("cos", 1, width), leaf("sin", 1, width))
+    return goal(term("concat", leaf("past", 1, heads, past, width), new, axis=2))
+
+
+def separate_products(rows: int = 16, width: int = 256) -> Graph:
+    """The two parts of a split, each in a product of its own."""
+    halves = parts(leaf("x", rows, 2 * width), 1, 2)
+    columns = (width // 2, 3 * width // 4)
+    made = [term("matmul", x, leaf(f"w_{n}", width, n)) for x, n in zip(halves, columns, strict=True)]
+    return goal(term("concat", *made, axis=1))
+
+
 FORMS: Mapping[str, Callable[[], Graph]] = {
     "window of a cache": cache_window,
     "rotary embedding": rotary,
@@ -176,6 +236,15 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "pad, convolution": padded_convolution,
     "embedding, layer norm": embedding_norm,
     "pixel shuffle": pixel_shuffle,
+    "two products, concat": joined_products,
+    "packed projections": packed_projections,
+    "carried rows, product": carried_rows,
+    "product, carried columns": carried_columns,
+    "product, pad": padded_product,
+    "stack of products": stacked_products,
+    "interleaved products": interleaved_products,
+    "cache, projected key": projected_cache,
+    "split, two products": separate_products,
 }
 LARGE: Mapping[str, Callable[[], Graph]] = {
     "window of a cache": partial(cache_window, heads=32, keys=8192, window=1024, width=128),
@@ -194,5 +263,14 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "pad, convolution": partial(padded_convolution, batch=8, channels=64, results=128, side=112),
     "embedding, layer norm": partial(embedding_norm, words=50257, tokens=2048, width=768),
     "pixel shuffle": partial(pixel_shuffle, batch=8, channels=64, side=64),
+    "two products, concat": partial(joined_products, rows=512, width=1024),
+    "packed projections": partial(packed_projections, rows=512, width=2048),
+    "carried rows, product": partial(carried_rows, rows=512, width=1024),
+    "product, carried columns": partial(carried_columns, rows=512, width=1024),
+    "product, pad": partial(padded_product, rows=511, width=1016),
+    "stack of products": partial(stacked_products, rows=512, width=512),
+    "interleaved products": partial(interleaved_products, rows=512, width=512),
+    "cache, projected key": partial(projected_cache, heads=32, past=2047, width=128),
+    "split, two products": partial(separate_products, rows=512, width=1024),
 }
 """The forms at sizes that fill a GPU."""

@@ -151,6 +151,8 @@ class CppProgram:
         self.places = Places(self.graph)
         self.readers = users(self.graph)
         self.prepared = PreparedCalls(self.places)
+        if any(self.places.strides_of(arg) for node in self.graph if prepares(node) for arg in node.args):
+            raise Unsupported("a product with prepared weights of a part of a result")
 
     def source(self) -> str:
         """The program's functions; the code that all programs share precedes them."""
@@ -167,7 +169,10 @@ class CppProgram:
         return "\n".join(["\n\n".join(self.functions), "", *self._entry()]) + "\n"
 
     def _unread(self, node: Node) -> bool:
-        """Whether a term only moves elements, and nothing reads the moved ones in memory."""
+        """Whether a term only moves elements, and nothing reads the moved ones in memory; or puts
+        parts together that are stored at their places."""
+        if node in self.places.joined:
+            return True
         return is_moved(node) and node not in self.graph.outputs and not any(map(prepares, self.readers.get(node, ())))
 
     def _fresh(self) -> str:
@@ -180,8 +185,12 @@ class CppProgram:
         results = self.places.results(node)
         types = [*(self.places.of(arg)[1] for arg in operands), *(type for _, type in results)]
         name, tensors = self._fresh(), f"tensors_{len(self.functions)}"
+        strides = [
+            *map(self.places.strides_of, operands),
+            *(self.places.strides.get((node, i)) for i, _ in enumerate(results)),
+        ]
         self.functions.append(
-            function_text(CppKernelFunction(self.lazy, node, self.names).function(name, operands, types))
+            function_text(CppKernelFunction(self.lazy, node, self.names).function(name, operands, types, strides))
         )
         pointers = [*map(self.places.pointer, operands), *(place for place, _ in results)]
         pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []

@@ -15,7 +15,7 @@ from textwrap import wrap
 from taso_mirage.emit.gpu.buffers import dense_buffers, kernel_terms, output_buffers, tensor_buffers
 from taso_mirage.emit.gpu.clusters import SOURCE
 from taso_mirage.emit.gpu.forms import LaunchedFunction, gpu_programs
-from taso_mirage.emit.gpu.moved_tensors import operand_tensor
+from taso_mirage.emit.gpu.moved_tensors import buffers_of, operand_tensor
 from taso_mirage.emit.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.emit.gpu.small_floats import CONVERSIONS
 from taso_mirage.emit.statements import PYTHON, ProgramFunction, Return, Statement, expression, let, v
@@ -80,8 +80,11 @@ def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:
 
 def _function(node: Node, name: str, buffers: dict[Node, TritonBuffer], sizes: Sequence[str]) -> LaunchedFunction:
     """A term that is launched as a function."""
-    read = [operand_tensor(a, buffers) for a in node.args]
-    return gpu_programs()[node.op].function(node, name, read, list(output_buffers(node, buffers)), sizes)
+    read, written = [operand_tensor(a, buffers) for a in node.args], list(output_buffers(node, buffers))
+    parts = any(b.part for x in (*read, *written) if x is not None for b in buffers_of(x))
+    if parts and traits(node).lowering is not Lowering.KERNEL:
+        raise Unsupported(f"{node.op} over a part of a result: only kernels of the search store parts")
+    return gpu_programs()[node.op].function(node, name, read, written, sizes)
 
 
 def _in_groups(node: Node, block: LaunchedFunction) -> LaunchedFunction:

@@ -12,7 +12,7 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.terms import Graph
 from taso_mirage.mugraph.found import FoundMuGraph
-from taso_mirage.regions.horizontal import FusedGoal
+from taso_mirage.mugraph.horizontal import FusedGoal
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.wording import option
 from taso_mirage.targets.known import target as named

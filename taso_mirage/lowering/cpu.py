@@ -19,7 +19,7 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.lowering.backend import MeasuredSizes, Record
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
-from taso_mirage.regions.horizontal import FusedGoal, together
+from taso_mirage.mugraph.horizontal import FusedGoal, together
 from taso_mirage.runtime.compilation import library
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 from taso_mirage.targets.cpu.target import CPU as TARGET

@@ -41,9 +41,9 @@ from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
+from taso_mirage.mugraph.horizontal import FusedGoal, together
 from taso_mirage.mugraph.labels import label
 from taso_mirage.regions.free_regions import goal_at
-from taso_mirage.regions.horizontal import FusedGoal, together
 from taso_mirage.runtime.compilation import library
 from taso_mirage.runtime.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.system.spending import Purpose, spent
@@ -173,8 +173,12 @@ class CudaLowering:
         graphs = [from_json(each["mugraph"]) for each in records]
         graph, origins = together(_named(goal, parts, graphs), parts, graphs)
         known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
-        places = [origins[node] for node in kernel_terms(graph)]
-        return {"mugraph": to_json(graph), "schedules": [known[lane][node] for lane, node in places]}
+        chosen = {node: known[lane][term] for node, (lane, term) in origins.items() if term in known[lane]}
+        terms = kernel_terms(graph)
+        if not chosen.keys() >= {*terms}:  # copies
+            launches = triton.program(graph).launches
+            chosen = {n: asdict(x.schedule) for n, x in zip(terms, launches, strict=True)} | chosen
+        return {"mugraph": to_json(graph), "schedules": [chosen[node] for node in terms]}
 
     @spent(Purpose.COMPILING)
     def kernel(self, record: Record) -> PlannedNode:

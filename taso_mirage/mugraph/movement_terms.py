@@ -11,7 +11,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import ABSENT, Node, constant, is_float, is_part, numpy_dtype, topological, with_args
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_float, is_part, numpy_dtype, topological, with_args
 from taso_mirage.meanings.base import window_count
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
@@ -98,6 +98,22 @@ class _MovementTerms(TermBuilder):
 def moves_elements(node: Node) -> bool:
     """Whether a term is of MOVING."""
     return traits(node).lowering in MOVING
+
+
+def movement_term(node: Node) -> Node | None:
+    """A term as one of MOVING, a reshape or a transpose of its operands; None if it is none."""
+    kinds = MOVING | {Lowering.RESHAPE, Lowering.TRANSPOSE}
+    if traits(node).lowering in kinds:
+        return node
+    if is_part(node) or not isinstance(node.type, Tensor):
+        return None
+    try:
+        made = interpret_term(node, _MovementTerms(), [None if a is ABSENT else a for a in node.args])
+    except TasoMirageError:
+        return None
+    within = topological([made], stop=node.args) if isinstance(made, Node) and made not in node.args else ()
+    moves = within and all(traits(n).lowering in kinds for n in within if n not in node.args)
+    return made if moves and made.type == node.type else None
 
 
 def movements(outputs: Sequence[Node]) -> tuple[Node, ...]:

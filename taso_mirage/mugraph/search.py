@@ -28,11 +28,13 @@ from taso_mirage.mugraph.field_check import sizes_apart
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.free_moves import free_moves
+from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals, together
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import labelled_goal
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
+from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.mugraph.structures import Limits, plans
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.mugraph.tiled_plans import TiledPlan, varied, with_forms
@@ -390,4 +392,32 @@ def superoptimize(
     where an operator moves elements between axes, or which says why every muGraph would overflow.
     """
     options = SearchOptions(**restrictions)  # type: ignore[arg-type]
-    return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)
+    lanes = fused_goals(graph) if stored_goal(graph).stores else []
+    if not lanes or lanes[0].stored is None:
+        return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)
+    found = list[list[FoundMuGraph]]()
+    for i, lane in enumerate(lanes):
+        own = None if checkpoint is None else checkpoint.with_stem(f"{checkpoint.stem}-{i}")
+        found.append(Search(lane.graph, options, device, seed).run(best, budget / len(lanes), progress, own))
+    return [_joined(graph, lanes, each) for each in _ranked(found)][:best]
+
+
+def _ranked(found: Sequence[Sequence[FoundMuGraph]]) -> list[tuple[FoundMuGraph, ...]]:
+    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes
+    on to its next muGraph."""
+    if not all(found):
+        return []
+    return [tuple([each[min(i, len(each) - 1)] for each in found]) for i in range(max(map(len, found)))]
+
+
+def _joined(goal: Graph, lanes: Sequence[FusedGoal], found: Sequence[FoundMuGraph]) -> FoundMuGraph:
+    """The muGraphs of a goal's lanes as one of the goal, with the evidence for all of them."""
+    graph, _ = together(goal, lanes, [each.graph for each in found])
+    evidence = Evidence(
+        tests=min(each.evidence.tests for each in found),
+        undecided=sum(each.evidence.undecided for each in found),
+        bound=sum(each.evidence.bound for each in found),
+        measured=tuple([error for each in found for error in each.evidence.measured]),
+    )
+    seconds = sum(each.seconds for each in found)
+    return FoundMuGraph(graph, goal, seconds, found[0].device, evidence, found[0].warps)

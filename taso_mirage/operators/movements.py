@@ -41,6 +41,8 @@ def index_map(node: Node) -> IndexMap:
     for each in topological([node]):
         if not isinstance(each.type, Tensor):
             raise Unsupported(f"{each.op} has several results")
+        if traits(each).lowering is Lowering.KERNEL:
+            raise Unsupported("a kernel, whose result is a tensor in memory, also if it only copies")
         if not each.args:
             values[each] = meaning.leaf(each)
             continue

@@ -38,6 +38,7 @@ from taso_mirage.ir.terms import (
 from taso_mirage.mugraph.free import FreeSizes, named_dims
 from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
 from taso_mirage.mugraph.goal import LOADED, MADE
+from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
@@ -46,7 +47,6 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
-from taso_mirage.regions.horizontal import groups
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
 from taso_mirage.rewriting.derived_traits import multiplies
 

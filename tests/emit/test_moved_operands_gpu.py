@@ -1,5 +1,5 @@
-"""Kernels whose operands only move elements, in Triton: each computes what its term means, and a
-wrong index map makes another result."""
+"""Kernels whose operands only move elements, or that store parts of a result, in Triton: each
+computes what its term means, and a wrong index map makes another result."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from moved_operands import IN_BODIES, MOVED, arrays, chained, joined, padded
 from mugraphs import kernel, leaf
 from native_kernels import exact
+from stored_goals import parted
 
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.compile import compiled
@@ -32,7 +33,7 @@ def graphs() -> dict[str, Graph]:
         for dtype in DTYPES
         if name != IN_BODIES
     }
-    return named | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
+    return named | parted() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
 
 
 @pytest.fixture(scope="module")

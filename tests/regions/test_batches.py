@@ -28,6 +28,7 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.horizontal import fused_goals
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
@@ -35,7 +36,6 @@ from taso_mirage.operators.ops import term
 from taso_mirage.regions import free_regions
 from taso_mirage.regions.batches import batch_of, independent, region_members, resized, symbols_in
 from taso_mirage.regions.fragments import RegionSite
-from taso_mirage.regions.horizontal import fused_goals
 from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.runtime.plan import PlannedNode
 

@@ -35,6 +35,7 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.mugraph.horizontal import fused_goals
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -44,7 +45,6 @@ from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.regions.free_regions import free_kind, free_regions
-from taso_mirage.regions.horizontal import fused_goals
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.plan import sealed
 

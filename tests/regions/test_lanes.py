@@ -26,6 +26,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.checkpoint import from_json, to_json
+from taso_mirage.mugraph.horizontal import fused_goals, together
 from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -34,7 +35,6 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.regions.fragments import _Growing, fragments
-from taso_mirage.regions.horizontal import fused_goals, together
 from taso_mirage.regions.region_kinds import RegionKind
 from taso_mirage.report.result import Result
 

@@ -60,10 +60,16 @@ class CppKernelFunction:
     spares: list[CppBuffer] = field(default_factory=list)
     """The memory into which blocks write results that another block gives."""
 
-    def function(self, name: str, operands: Sequence[Node], types: Sequence[Tensor]) -> ProgramFunction:
-        """The function; `operands` without doubles, `types` of those and then of the results."""
-        given = [_whole(f"x{i}", t) for i, t in enumerate(types[: len(operands)])]
-        results = [_whole(f"y{i}", t) for i, t in enumerate(types[len(operands) :])]
+    def function(
+        self, name: str, operands: Sequence[Node], types: Sequence[Tensor], strides: Sequence[Shape | None]
+    ) -> ProgramFunction:
+        """The function; `operands` without doubles, `types` and `strides` of those and then of the
+        results: None for dense tensors."""
+        count = len(operands)
+        given = [_whole(f"x{i}", t, own) for i, (t, own) in enumerate(zip(types[:count], strides, strict=False))]
+        results = [
+            _whole(f"y{i}", t, own) for i, (t, own) in enumerate(zip(types[count:], strides[count:], strict=True))
+        ]
         pointers = [
             _pointer(x, static_cast(f"{const}{memory_type(x.dtype)}*", v.tensors[i]), const)
             for i, x in enumerate([*given, *results])
@@ -194,10 +200,10 @@ class CppKernelFunction:
         return made
 
 
-def _whole(name: str, type: Tensor) -> CppBuffer:
-    """A tensor that lies row by row."""
+def _whole(name: str, type: Tensor, strides: Shape | None) -> CppBuffer:
+    """A tensor that lies row by row, or with other strides."""
     shape = type.shape or ()
-    return CppBuffer(type.dtype, shape, name, contiguous(shape))
+    return CppBuffer(type.dtype, shape, name, contiguous(shape) if strides is None else strides)
 
 
 def _pointer(x: CppBuffer, value: Expression, const: str = "") -> Let:
@@ -288,5 +294,6 @@ def _result(
     made = CppBuffer(y.dtype, shape, f"r{o}", y.strides)
     if not alone:
         return made, start, None
-    spare = CppBuffer(y.dtype, y.shape, f"spare{o}", y.strides)
+    last: Dim = sum([(n - 1) * stride for n, stride in zip(y.shape, y.strides, strict=True)], start=0)
+    spare = CppBuffer(y.dtype, (last + 1,), f"spare{o}", (1,))
     return made, select(start, every(alone), spare.name), spare

@@ -10,8 +10,12 @@ import numpy as np
 from taso_mirage.emit.cpu.nests import memory_type
 from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.statements import Expression, expression, sum_of, v
-from taso_mirage.ir.dims import Dim, dim_product
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Shape, dim_product
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, topological
+from taso_mirage.operators.ops import traits
+from taso_mirage.operators.stores import has_parts, part_layout, stored_parts
 
 ALIGNMENT = 64
 
@@ -35,9 +39,43 @@ class Places:
     scratch: list[Dim] = field(default_factory=list)
     """The bytes of each tensor in the scratch memory."""
 
+    strides: dict[tuple[Node, int], Shape] = field(default_factory=dict)
+    """The strides of the parts of results, in elements; all else is dense."""
+    parts: dict[tuple[Node, int], tuple[Expression, Tensor]] = field(default_factory=dict)
+    """The places of the parts of results."""
+    joined: set[Node] = field(default_factory=set)
+    """The terms that put parts together: nothing is left to be done for them."""
+
     def __post_init__(self) -> None:
         for i, node in enumerate(self.graph.inputs):
             self.found[node, 0] = v.inputs[i], node.tensor
+        for i, output in enumerate(self.graph.outputs):
+            if has_parts(output) and output not in self.graph.outputs[:i]:
+                self._parts(output, v.outputs[i])
+
+    def _parts(self, output: Node, whole: Expression) -> None:
+        """Places of the parts of a result, if each is stored with one stride an axis, by a kernel,
+        at one place."""
+        parts = stored_parts(output)
+        made = [source(part.value) for part in parts]
+        if not all(traits(node).lowering is Lowering.KERNEL for node, _ in made) or len(set(made)) < len(made):
+            return
+        if {*made} & {*self.parts, *map(source, self.graph.outputs)}:
+            return
+        try:
+            layouts = [part_layout(part) for part in parts]
+        except Unsupported:
+            return
+        for key, part, layout in zip(made, parts, layouts, strict=True):
+            start = static_cast("char*", whole) + expression(layout.start * np.dtype(output.dtype).itemsize)
+            self.parts[key] = (whole if layout.start == 0 else start), part.value.tensor
+            self.strides[key] = layout.strides
+        self.joined |= {output, *topological([output], stop={part.value for part in parts})}
+        self.found[output, 0] = whole, output.tensor
+
+    def strides_of(self, node: Node) -> Shape | None:
+        """The strides of a part of a result; None for a dense tensor."""
+        return self.strides.get(source(node))
 
     def of(self, node: Node) -> tuple[Expression, Tensor]:
         return self.found[source(node)]
@@ -56,6 +94,8 @@ class Places:
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[Expression, Tensor]:
         """A place in an output of the graph, else in the scratch memory, where floats are fp32."""
+        if (node, index) in self.parts:
+            return self.parts[node, index]
         for i, output in enumerate(self.graph.outputs):
             if source(output) == (node, index):
                 return v.outputs[i], type

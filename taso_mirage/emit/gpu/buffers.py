@@ -15,6 +15,7 @@ from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.stores import has_parts, part_layout, stored_parts
 
 
 def is_launched(node: Node) -> bool:
@@ -25,12 +26,12 @@ def is_launched(node: Node) -> bool:
 def kernel_terms(graph: Graph) -> list[Node]:
     """The terms of a muGraph that are launched, operands first.
 
-    Raises Unsupported if other operators are between them than reshapes of inputs or results, and
-    those that move the elements of an operand.
+    Raises Unsupported if other operators are between them than reshapes of inputs or results, those
+    that move the elements of an operand, and those that put parts together to a result.
     """
     found = [node for node in graph if is_launched(node)]
     moved = {arg for node in found for arg in node.args if is_moved(arg)} - {*graph.outputs}
-    within = {*topological(moved)}
+    within = {*topological(moved), *(node for output in graph.outputs for node in joining(output))}
     for node in graph:
         known = is_launched(node) or node in within or node.op in ("item", "input", "weight", "absent")
         if not known and not _is_view(node, graph):
@@ -38,9 +39,26 @@ def kernel_terms(graph: Graph) -> list[Node]:
     return found
 
 
+def joining(output: Node) -> set[Node]:
+    """The terms that put the parts of a result together."""
+    return {*topological([output], stop={part.value for part in stored_parts(output)})} if has_parts(output) else set()
+
+
+def _part_buffers(output: Node, whole: TritonBuffer) -> dict[Node, TritonBuffer]:
+    """The buffers of the parts of a result, within that of the result."""
+    found: dict[Node, TritonBuffer] = {}
+    for part in stored_parts(output):
+        made = part.value
+        if made in found or not (is_launched(made) or made.op == "item"):
+            raise Unsupported(f"{made.op} {made.type} as a part of a result: each is stored by a kernel, at one place")
+        order = tuple(range(len(made.shape)))
+        found[made] = replace(whole, shape=made.shape, order=order, part=part_layout(part))
+    return found
+
+
 def _is_view(node: Node, graph: Graph) -> bool:
     """Whether a term is an input or a result in another shape."""
-    reshape = traits(node).lowering is Lowering.RESHAPE
+    reshape = traits(node).lowering is Lowering.RESHAPE and not has_parts(node)
     return reshape and (node.args[0] in graph.inputs or node.args[0].op == "weight" or node in graph.outputs)
 
 
@@ -51,6 +69,12 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
     taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
+    for output in dict.fromkeys(filter(has_parts, graph.outputs)):
+        found[output] = _buffer(output, _free("result", taken), "output")
+        parts = _part_buffers(output, found[output])
+        if batch is not None or not parts.keys().isdisjoint({*found, *graph.outputs}):
+            raise Unsupported("parts of a result that are results themselves, or of a run's samples")
+        found |= parts
     views = [node for node in graph if _is_view(node, graph)]
     given = {*graph.outputs, *(node.args[0] for node in views if node in graph.outputs)}
     for node in (*graph, *graph.outputs):

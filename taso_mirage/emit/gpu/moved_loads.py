@@ -175,7 +175,7 @@ class MovedLoad:
 
     def _flat(self, source: Node, index: Sequence[Dim]) -> Dim:
         """The number of an element in memory."""
-        found: Dim = 0
+        found: Dim = self.buffers[source].start if source in self.buffers else 0
         dense = strides(source.shape, range(len(source.shape)))
         own = self.buffers[source].strides if source in self.buffers else dense
         for e, stride in zip(index, own, strict=True):

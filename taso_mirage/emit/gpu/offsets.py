@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.tiles import Tiles, known_count
-from taso_mirage.emit.statements import Expression, ExpressionLike, group, sum_of, tl, v
+from taso_mirage.emit.statements import Expression, ExpressionLike, expression, group, sum_of, tl, v
 from taso_mirage.ir.dims import Dim, Shape, bind, symbol, symbols
 from taso_mirage.ir.mugraph import LoopPhase, Overlap, tile_stride, usual_size
 
@@ -27,7 +27,7 @@ def place(
     """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times
     the stride. `axes` are those of each dim in memory, each with the number of the dim's elements
     in one step along it."""
-    found = list[Expression]()
+    found = [expression(wide_size(tiles, buffer.start))] if buffer.start != 0 else list[Expression]()
     for dim in buffer.order:
         starts = block_starts(tiles, buffer.shape[dim], tile, dim, cuts)
         lanes = lanes_along(tiles, axes[dim], present)

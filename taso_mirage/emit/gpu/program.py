@@ -13,6 +13,7 @@ from taso_mirage.emit.gpu.global_layouts import strides
 from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import Batch, usual_size
 from taso_mirage.ir.terms import is_stored, numpy_dtype
+from taso_mirage.operators.stores import PartLayout
 
 WARP_ROWS = 16
 """The number of rows of a product that a warp has on tensor cores."""
@@ -27,7 +28,8 @@ class TritonBuffer:
 
     `role` is input, scratch (between kernels: floats are fp32, unless they are narrow) or output;
     `order` are its dims from the outermost to the innermost, row order but for scratch. With
-    `batched` there is one of this shape for every sample, one after the other.
+    `batched` there is one of this shape for every sample, one after the other. `part`: where the
+    elements are within a larger tensor of this name, of which they are a part.
     """
 
     name: str
@@ -36,6 +38,7 @@ class TritonBuffer:
     role: str
     order: tuple[int, ...]
     batched: bool = False
+    part: PartLayout | None = None
 
     @property
     def pointed(self) -> str:
@@ -45,7 +48,14 @@ class TritonBuffer:
     @property
     def strides(self) -> Shape:
         """The strides in elements."""
+        if self.part is not None:
+            return self.part.strides
         return strides(self.shape, self.order)
+
+    @property
+    def start(self) -> Dim:
+        """The place of the first element."""
+        return 0 if self.part is None else self.part.start
 
     @property
     def elements(self) -> Dim:

@@ -57,6 +57,7 @@ class WarpSpecializedBlock(LaunchedFunction):
         reads = [b for b in term.reads if isinstance(b, TritonBuffer)]
         demand(len(reads) == len(term.reads), "operands that are moved elements")
         demand(not any(b is not None and b.batched for b in (*reads, *term.writes)), "samples that a run counts")
+        demand(not any(b is not None and b.part for b in (*reads, *term.writes)), "parts of a result")
         self.reads = reads
         self.found = attention(block)
         self.operands = (self.found.queries.leaf, self.found.keys.leaf, self.found.values)

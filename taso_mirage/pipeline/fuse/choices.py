@@ -23,10 +23,10 @@ from taso_mirage.lowering.backend import BATCH, Backend, Record
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
+from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals
 from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
-from taso_mirage.regions.horizontal import FusedGoal, fused_goals
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.search import Budget
 from taso_mirage.system.builds import private_folder
@@ -120,19 +120,20 @@ class KernelChoices:
         self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
-        self._lanes: dict[Graph, list[FusedGoal]] = {}
+        self._lanes: dict[tuple[Graph, bool], list[FusedGoal]] = {}
 
-    def lanes(self, goal: Graph) -> list[FusedGoal]:
-        """The lanes of a goal, which are found once; a goal whose kernel prepares weights is a
-        single lane."""
-        if goal not in self._lanes:
+    def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
+        """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
+        a single lane. Parts of results are stored apart where all sizes are fixed."""
+        goal, stores = kind.goal, kind.free is None and kind.batch is None
+        if (goal, stores) not in self._lanes:
             whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
-            self._lanes[goal] = [whole] if goal in self.prepared else fused_goals(goal)
-        return self._lanes[goal]
+            self._lanes[goal, stores] = [whole] if goal in self.prepared else fused_goals(goal, stores)
+        return self._lanes[goal, stores]
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
-        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind.goal)]
+        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind)]
         return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
 
     def is_known(self, kind: EqualRegions) -> bool:
@@ -142,7 +143,7 @@ class KernelChoices:
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
         """The fastest kernel for a region, made of those of its lanes; each lane gets its part of
         the time."""
-        parts = self.lanes(kind.goal)
+        parts = self.lanes(kind)
         for anew in (False, True):
             goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}

@@ -1,0 +1,256 @@
+"""Goals whose results consist of computed parts: each part is a result of its own, which a kernel
+stores at its place (`operators/stores.py`).
+
+    concat(a @ v, b @ w)     parts a @ v and b @ w; stored side by side
+
+To push such a concatenation to the operands (`moved_goal.py`) computes every part for each element
+of the result, which is wasteful where a part is a product or a fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import (
+    Graph,
+    Node,
+    Tensor,
+    constant,
+    is_constant,
+    numpy_dtype,
+    substitute,
+    topological,
+    variable,
+)
+from taso_mirage.mugraph.moved_goal import FILLS, NUMBERED, core_labels
+from taso_mirage.mugraph.movement_terms import movement_term
+from taso_mirage.operators.movements import is_moved
+from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.stores import (
+    LAYOUTS,
+    PLACED_IN,
+    StoredPart,
+    fill_once,
+    has_parts,
+    part_layout,
+    stored_parts,
+)
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+
+COPIED = 4096
+"""The largest number of elements that a block copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGoal:
+    """A `goal`; `parts`: the same inputs, with each computed part as a result; `outputs`: those of
+    the goal, as concatenations of these parts, of inputs and of numbers."""
+
+    goal: Graph
+    parts: Graph
+    outputs: tuple[Node, ...]
+
+    @property
+    def stores(self) -> bool:
+        """Whether a result consists of parts."""
+        return self.parts.outputs != self.goal.outputs
+
+    def restored(self, values: Sequence[Node]) -> tuple[Node, ...]:
+        """The results for the values of the parts. What no kernel has made alone for its place is
+        copied there: inputs, numbers, a part that is there twice or is a result itself."""
+        made = dict(zip(self.parts.outputs, values, strict=True))
+        taken = {made[x] for x in self.outputs if x in made}
+        return tuple([made[x] if x in made else self._joined(x, made, taken) for x in self.outputs])
+
+    def _joined(self, node: Node, made: dict[Node, Node], taken: set[Node]) -> Node:
+        """A result of parts; `taken`: the values that lie elsewhere."""
+        if has_parts(node):
+            return term(node.op, *[self._joined(x, made, taken) for x in node.args], **dict(node.attrs))
+        value = made.get(node, node)
+        if node in made and value not in taken:
+            taken.add(value)
+            return value
+        taken.add(copied := copy_kernel(value, len(taken)))
+        return copied
+
+    @property
+    def joined(self) -> tuple[Node, ...]:
+        """The results that consist of parts, over variables in place of these."""
+        return tuple([_distinct(x) for x in self.outputs if x not in self.parts.outputs])
+
+    def is_equal(self) -> bool:
+        """Whether the results are proved equal to those of the goal for any values of the parts,
+        and each is proved to be a partition into its parts, also by their places in memory."""
+        fresh = {x: variable(f"part {i}", x.tensor) for i, x in enumerate(self.parts.outputs)}
+        joined = [(new, old) for new, old in zip(self.outputs, self.goal.outputs, strict=True) if new not in fresh]
+        for new, old in joined:
+            if not isinstance(prove_symbolic(substitute([new], fresh), substitute([old], fresh)), Proved):
+                return False
+        return all(map(is_stored_once, self.joined))
+
+
+def is_stored_once(result: Node) -> bool:
+    """Whether the parts of a result are proved a partition of it, and their places in memory fill
+    it, at fixed sizes of at most NUMBERED elements."""
+    parts = stored_parts(result)
+    if not is_partition(result, parts):
+        return False
+    count = dim_product(result.shape)
+    if not isinstance(count, int) or count > NUMBERED:
+        return True
+    return fill_once(count, [(part.value.shape, part_layout(part)) for part in parts])
+
+
+def is_partition(result: Node, parts: Sequence[StoredPart]) -> bool:
+    """Whether storing each part at its place makes the result, and each element of the result is
+    stored once: proved for all elements, as two equations.
+
+        result(places of the whole) = whole        each place(result(parts)) = the part
+    """
+    whole = variable(PLACED_IN, result.tensor)
+    if len({part.value for part in parts}) < len(parts):
+        return False
+    fresh = [variable(f"part {i}", part.value.tensor) for i, part in enumerate(parts)]
+    made = _over(result, parts, fresh)
+    if made is None or any(x is not whole for part in parts for x in topological([part.place]) if not x.args):
+        return False
+    again = _over(result, parts, [part.place for part in parts])
+    equations = [(again, whole)]
+    equations += [(substitute([part.place], {whole: made})[0], x) for part, x in zip(parts, fresh, strict=True)]
+    return all(a is not None and isinstance(prove_symbolic([a], [b]), Proved) for a, b in equations)
+
+
+def _over(result: Node, parts: Sequence[StoredPart], values: Sequence[Node]) -> Node | None:
+    """The result with other values for its parts; None if these are not its parts."""
+    replaced = {part.value: x for part, x in zip(parts, values, strict=True)}
+    if any(old.type != new.type for old, new in replaced.items()):
+        return None
+    own = {part.value for part in stored_parts(result)}
+    return substitute([result], replaced)[0] if own == replaced.keys() else None
+
+
+def _distinct(node: Node, path: str = "part") -> Node:
+    """A result over variables in place of its parts, each of its own."""
+    if not has_parts(node):
+        return variable(f"{path} ", node.tensor)
+    args = [_distinct(x, f"{path} {i}") for i, x in enumerate(node.args)]
+    return term(node.op, *args, **dict(node.attrs))
+
+
+# ---------------------------------------------------------------- the parts of a goal
+
+
+@lru_cache(maxsize=1024)
+def stored_goal(goal: Graph) -> StoredGoal:
+    """The goal with its parts, where a result consists of parts and it is better to store them
+    apart; `is_equal` tells whether it is the same goal."""
+    outputs, parts = list[Node](), dict[Node, None]()
+    for output in goal.outputs:
+        joined = _joins(output)
+        apart = stores_parts(goal, joined)
+        outputs.append(joined if apart else output)
+        parts |= dict.fromkeys(x for x in _values(joined) if not _is_copied(x)) if apart else {output: None}
+    return StoredGoal(goal, Graph(goal.inputs, tuple(parts)), tuple(outputs))
+
+
+def stores_parts(goal: Graph, output: Node) -> bool:
+    """Whether the parts of a result are stored apart: where there are several tensors, and one is a
+    product or a fold, or where the concatenation does not reach the operands."""
+    values = [*_values(output)]
+    computed = [x for x in values if not _is_copied(x)]
+    if not has_parts(output) or not computed:
+        return False
+    several = sum(not all(map(is_constant, _leaves(x))) for x in values) > 1
+    try:
+        for part in stored_parts(_distinct(output)):
+            part_layout(part)
+        if core_labels(Graph(goal.inputs, tuple(computed))).reduced and several:
+            return True
+    except Unsupported:
+        return False
+    try:
+        core_labels(Graph(goal.inputs, (output,)))
+    except TasoMirageError:
+        return True
+    return False
+
+
+def _leaves(x: Node) -> list[Node]:
+    return [n for n in topological([x]) if not n.args]
+
+
+def _values(output: Node) -> Iterator[Node]:
+    if not has_parts(output):
+        yield output
+        return
+    for x in output.args:
+        yield from _values(x)
+
+
+def _is_copied(x: Node) -> bool:
+    """Whether a part is nothing that is computed."""
+    return not x.args or is_moved(x)
+
+
+def _joins(node: Node) -> Node:
+    """A term in which concatenations and layouts of them are outermost, with pads as
+    concatenations with numbers; other terms unchanged."""
+    made = movement_term(node) if node.args else None
+    if made is None or not _joined_below(made):
+        return node
+    kind = traits(made).lowering
+    if kind is Lowering.PAD:
+        return _joins(_framed(made))
+    return term(made.op, *map(_joins, made.args), **dict(made.attrs))
+
+
+def _joined_below(node: Node) -> bool:
+    """Whether a term is a concatenation or a pad of something, or a layout of one."""
+    made = movement_term(node) if node.args else None
+    if made is None:
+        return False
+    kind = traits(made).lowering
+    if kind is Lowering.PAD:
+        return bool(made.attr("mode") == FILLS)
+    return kind is Lowering.CONCAT or (kind in LAYOUTS and _joined_below(made.args[0]))
+
+
+def _framed(node: Node) -> Node:
+    """A pad with a number as concatenations with constants."""
+    x, rank, pads = node.args[0], node.tensor.rank, node.attr("pads")
+    number = constant(np.full([1] * rank, node.attr("value"), numpy_dtype(x.dtype)))
+    for axis in range(rank):
+        ends = [
+            [term("expand", number, shape=(*x.shape[:axis], n, *x.shape[axis + 1 :]))] if n != 0 else []
+            for n in (pads[axis], pads[rank + axis])
+        ]
+        x = term("concat", *ends[0], x, *ends[1], axis=axis) if any(ends) else x
+    return x
+
+
+# ---------------------------------------------------------------- copies
+
+
+def copy_kernel(x: Node, number: int = 0) -> Node:
+    """The kernel that gives a tensor of fixed sizes as it is: for a part that is not computed.
+    Kernels of other numbers are other terms, as a part has one place."""
+    tile, grid, cuts = [int(n) for n in x.shape], list[int](), list[int]()
+    for axis, n in enumerate(x.shape):
+        if dim_product(tile) > COPIED and len(grid) < 3 and n != 1:
+            count = min(d for d in range(1, int(n) + 1) if n % d == 0 and (d == n or dim_product(tile) <= COPIED * d))
+            tile[axis] //= count
+            grid.append(count)
+            cuts.append(axis)
+    grid, cuts = (grid, cuts) if grid else ([1], [-1])
+    leaf = variable(f"t{number}", Tensor(x.dtype, tuple(tile)))
+    maps = (tuple(cuts),)
+    return term(
+        "kernel", x, body=Graph((leaf,), (leaf,)), grid=tuple(grid), loop=1, imap=maps, fmap=(-1,), omap=maps, cluster=1
+    )
