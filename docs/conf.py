@@ -26,6 +26,7 @@ html_theme = "furo"
 html_title = f"taso_mirage {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

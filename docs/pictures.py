@@ -2,8 +2,8 @@
 
 Each picture is drawn from its subject: a change that `optimize` makes to the model of the
 repository, a rule of the library, a kernel that the search finds, a corrected mutant, the list of
-stages. With `--report`, Chromium takes the picture of a report instead; its times are those of the
-machine.
+stages. With `--report`, Chromium takes pictures of a report and of the page about it instead, at
+three widths, light and dark; the times are those of the machine.
 """
 
 from __future__ import annotations
@@ -105,19 +105,41 @@ PICTURES: dict[str, Callable[[], str]] = {
 }
 
 
-def report(picture: Path) -> None:
-    """The first screen of the report by `optimize --report` of the repository's model."""
+def report(folder: Path) -> None:
+    """The first screens of the report by `optimize --report` of the repository's model, and of the
+    page that describes it."""
     model = ROOT / "models" / "mini_transformer.onnx"
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        taso_mirage.optimize(model, output=Path(folder) / model.name, report=page, kernels="off")
-        size = ["--window-size=1200,1500", "--hide-scrollbars", f"--screenshot={picture}"]
-        subprocess.run(["chromium", "--headless", "--no-sandbox", *size, page.as_uri()], check=True)
+    with tempfile.TemporaryDirectory() as made:
+        page, site = Path(made) / "report.html", Path(made) / "site"
+        taso_mirage.optimize(model, output=Path(made) / model.name, report=page, kernels="off", budget=60)
+        subprocess.run([sys.executable, "-m", "sphinx", "-q", ROOT / "docs", site], check=True)
+        for width, height in SIZES:
+            for scheme, number in (("light", 1), ("dark", 0)):
+                screenshot(page, folder / f"report_{width}_{scheme}.png", width, height, number)
+            screenshot(site / "report.html", folder / f"docs_{width}.png", width, height, 1)
+
+
+SIZES = ((400, 800), (900, 900), (1600, 900))
+"""Widths and heights of the pictures, in pixels."""
+
+
+def screenshot(page: Path, picture: Path, width: int, height: int, scheme: int) -> None:
+    """A picture of the page in a frame, because a window is never narrower than 500 pixels; scheme 0
+    is dark."""
+    frame = page.with_name("frame.html")
+    style = f"border: 0; width: {width}px; height: {height}px"
+    frame.write_text(
+        f'<body style="margin: 0; background: #888; text-align: center"><iframe src="{page.name}" style="{style}"></iframe></body>'
+    )
+    size = [f"--window-size={max(width, 500)},{height}", "--hide-scrollbars", f"--screenshot={picture}"]
+    look = [f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=5000"]
+    command = ["chromium", "--headless", "--no-sandbox", *look, *size, frame.as_uri()]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:
     if "--report" in sys.argv:
-        report(Path(__file__).parent / "report.png")
+        report(Path(__file__).parent / "pictures")
         return
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "pictures"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Reshape, and the three operators that are a reshape: flatten, squeeze, unsqueeze."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -132,10 +132,12 @@ def _enclosing(shape: Sequence[int], box: Box, other: Sequence[int]) -> Box:
 
 @reshape.traits.resizing
 def _(attrs, old, new, names):
-    return {"shape": _regrouped(old[0], new[0], attrs["shape"])}
+    return {"shape": _regrouped(old[0], new[0], attrs["shape"], names)}
 
 
-def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...]) -> tuple[Dim, ...]:
+def _regrouped(
+    have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...], names: Mapping[Dim, Dim]
+) -> tuple[Dim, ...]:
     """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided
     among the new ones."""
     result: list[Dim] = list(want)
@@ -152,11 +154,13 @@ def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, 
                 right, j = right * want[j], j + 1
             else:
                 raise IllTyped("no regrouping")
-        result[b:j] = _shared(lifted[a:i], have[a:i], want[b:j])
+        result[b:j] = _shared(lifted[a:i], have[a:i], want[b:j], names)
     return tuple(result)
 
 
-def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...]) -> list[Dim]:
+def _shared(
+    lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...], names: Mapping[Dim, Dim]
+) -> list[Dim]:
     total = dim_product(lifted)
     wide = [k for k, n in enumerate(want) if n != 1]
     kept = [m for m, n in zip(lifted, have, strict=True) if n != 1]
@@ -170,17 +174,21 @@ def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...
         if len(atoms) == 2 and total == atoms[0] * atoms[1]:
             values = iter(atoms)
             return [next(values) if k in wide else n for k, n in enumerate(want)]
+    named = [names.get(n, n) for n in want]
+    if dim_product(named) == total:
+        return named
     known: list[Dim] = list(want)
     for old, new in zip(have, lifted, strict=True):  # a dim that is there before and after keeps its symbol
         if isinstance(new, Symbolic) and old in want and known.count(old) == 1:
             known[known.index(old)] = new
     if dim_product(known) == total:
         return known
-    for k in reversed(wide):
-        rest = dim_product(n for m, n in enumerate(known) if m != k)
-        found = total // rest
-        if found * rest == total:
-            return [found if m == k else n for m, n in enumerate(known)]
+    for some in (list(want), known):
+        for k in reversed(wide):
+            rest = dim_product(n for m, n in enumerate(some) if m != k)
+            found = total // rest
+            if found * rest == total:
+                return [found if m == k else n for m, n in enumerate(some)]
     raise IllTyped("no sharing")
 
 

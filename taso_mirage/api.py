@@ -19,13 +19,13 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.rounding import parse_rounding
-from taso_mirage.measure.session import begin_runtime
+from taso_mirage.measure.session import begin_runtime, weight_bytes
 from taso_mirage.measure.shapes import parse_shapes
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.defaults import with_fixed_defaults
 from taso_mirage.onnx_io.files import data_files, from_memory, like, load
-from taso_mirage.onnx_io.outputs import check_empty, check_outputs, same_file
+from taso_mirage.onnx_io.outputs import check_empty, check_outputs, check_space, same_file
 from taso_mirage.option_types import OptimizeOptions
 from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
@@ -289,6 +289,8 @@ def _with_files(given: Any, options: Options, deadline: Deadline) -> Result:
         data_files(model),
         options.in_place,
     )
+    if output is not None:
+        check_space(output, weight_bytes(model))
     if options.trace is not None:
         check_empty(Path(options.trace), (output, page, certified))
     with locked(*(each for each in (output, page, certified) if each is not None)):

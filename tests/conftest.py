@@ -128,7 +128,7 @@ def mini() -> Result:
     from taso_mirage.pipeline import optimize_model
     from taso_mirage.search.config import Config
 
-    config = Config(budget=30, measure=False, explain=True, partial=False)
+    config = Config(budget=120, measure=False, explain=True, partial=False)
     found = optimize_model(load(ROOT / "models" / "mini_transformer.onnx"), config)
     assert found.changed
     return found

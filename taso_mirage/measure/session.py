@@ -27,7 +27,7 @@ from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_type
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
 from taso_mirage.system.spending import Purpose, spent
-from taso_mirage.targets.profile import RunNode, optimized_operators, profiled, profiled_seconds
+from taso_mirage.targets.profile import RunNode, TimedNode, optimized_operators, profiled, profiled_seconds
 from taso_mirage.targets.protocol import Source, Trusted
 
 Content = tuple[Source, Mapping[str, Weight]]
@@ -235,11 +235,11 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
 
 
 @spent(Purpose.OPERATORS)
-def seconds_by_operator(
+def timed_nodes(
     model: Model, inputs: Arrays, seconds: float, target: Target = CPU, source: bool = False
-) -> tuple[dict[str, float], float]:
-    """The seconds of a run by operator of the runtime, and those of a run without its profiler, for
-    a target that `profiles`; see `targets.profile`. With `source` of the model as it was read."""
+) -> tuple[list[TimedNode], float]:
+    """The nodes of a run with their seconds, and those of a run without the profiler, for a target
+    that `profiles`; see `targets.profile`. With `source` of the model as it was read."""
     with _content(model, source) as (content, _):
         asked = content, target.stamp.providers(), fed(inputs), seconds
         return in_child(profiled_seconds, *asked)

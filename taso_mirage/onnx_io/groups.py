@@ -3,7 +3,7 @@ own: the node, the dequantizers of its operands, and the quantizers of its resul
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +41,25 @@ def number_nodes(path: str) -> tuple[dict[str, onnx.NodeProto], dict[str, ValueT
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
     return found, {t.name: (_dtype(t), tuple(t.dims)) for t in model.graph.initializer}
+
+
+BLOCKED = "_nchwc"
+"""The runtime names a node with blocked channels by this and the value of the original that it
+computes."""
+
+
+def node_values(path: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The operands and results of the nodes of a file that the runtime wrote, by the names of the
+    nodes; a name that several nodes have is left out. Values with blocked channels have the names
+    of the original's."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    counts = Counter(node.name for node in nodes)
+    named = {n.output[0]: n.name.rpartition(BLOCKED)[0] for n in nodes if BLOCKED in n.name and len(n.output) > 0}
+
+    def plain(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(named.get(name, name) for name in names)
+
+    return {n.name: (plain(n.input), plain(n.output)) for n in nodes if n.name and counts[n.name] == 1}
 
 
 def _dtype(tensor: Any) -> str:

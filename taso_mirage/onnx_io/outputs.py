@@ -63,6 +63,20 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; name another output") from None
 
 
+def check_space(path: Path, size: int) -> None:
+    """Raise OutputError before the work if a file of `size` bytes has no room at `path`. The file
+    that it replaces needs its room until the new one is complete."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:  # a file system that does not say it
+        return
+    if free < size:
+        raise OutputError(
+            f"cannot write {path}: it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free there; make room, or name "
+            "another output"
+        )
+
+
 def check_folder(folder: Path) -> None:
     """Raise OutputError before the work if files cannot be written into a folder, which need not
     exist yet."""

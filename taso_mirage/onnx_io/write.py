@@ -50,6 +50,13 @@ def to_ir(model: Model) -> ir.Model:
     return _Writer(model).write()
 
 
+def value_names(model: Model) -> dict[str, Node]:
+    """The names that `to_ir` gives to values of the graph, each with its term."""
+    writer = _Writer(model)
+    writer.write()
+    return {str(value.name): node for node, value in writer.values.items()}
+
+
 class _Writer:
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -85,9 +85,9 @@ def _defined(op: Op, attrs: Mapping[str, Any], xp: Meaning[V], *args: V | None) 
     return op.body(xp, *args, **attrs)
 
 
-def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
+def unfolded(outputs: Sequence[Node], parts: bool = False) -> tuple[Node, ...]:
     """The outputs with every operator that is defined by other operators replaced by its
-    definition."""
+    definition; with `parts`, operators with several results as well."""
     done: dict[Node, Node] = {}
     waiting = list(outputs)
     while waiting:
@@ -99,7 +99,7 @@ def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if node in done:
             continue
         same = with_args(node, tuple([done[a] for a in node.args]))
-        inner = definition(same) if same.args and same.op not in ("opaque", "item") else None
+        inner = definition(same, parts) if same.args and same.op != "opaque" else None
         if inner is None:
             done[node] = same
             continue
@@ -111,15 +111,21 @@ def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return tuple([done[o] for o in outputs])
 
 
-def definition(node: Node) -> Node | None:
+def definition(node: Node, parts: bool = False) -> Node | None:
     """The definition of `node` as a term of other operators over its operands; None for a primitive
-    operator, or an operator with several results."""
-    if is_part(node):
+    operator, and unless `parts` for one of several results."""
+    one = is_part(node)
+    if one and not parts:
+        return None
+    whole = node.args[0] if one else node
+    if whole.op == "opaque":
         return None
     try:
-        result = get(node.op).body(TERMS, *[None if a is ABSENT else a for a in node.args], **dict(node.attrs))
+        result = get(whole.op).body(TERMS, *[None if a is ABSENT else a for a in whole.args], **dict(whole.attrs))
     except Untraceable:
         return None
+    if one:
+        result = result[node.attr("index")] if isinstance(result, tuple) else None
     return result if isinstance(result, Node) and result is not node else None
 
 

@@ -14,9 +14,16 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.write import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.growth import small
-from taso_mirage.pipeline.layouts import saved_seconds
+from taso_mirage.pipeline.layouts import convolutions_decide, saved_seconds
 from taso_mirage.pipeline.problem import Problem, rewriter_for
-from taso_mirage.pipeline.shares import DECIDING, ahead_seconds, measures_passes, measures_search, search_seconds
+from taso_mirage.pipeline.shares import (
+    DECIDING,
+    ahead_seconds,
+    large,
+    measures_passes,
+    measures_search,
+    search_seconds,
+)
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import STRATEGIES
 from taso_mirage.search.effort import QUICK
@@ -144,7 +151,8 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     unpriced = [*map(fit, (start.passed, *start.first))]
     passed, *first = (replace(each, cost=problem.cost(each.model.graph.outputs)) for each in unpriced)
     start.passed, start.first = passed, tuple(first)
-    others = [each for target in variants(job, problem) for each in _with_options(problem, passed, target)]
+    best = min((passed, *first), key=lambda each: each.cost)
+    others = [each for target in variants(job, problem) for each in _with_options(problem, best, target)]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
     read = problem.rewriter.candidate("read", problem.model)
     candidates = [read, passed, *first, *others, *candidates, *(fit(each) for each in together if each is not None)]
@@ -156,14 +164,17 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     return list(distinct.values()), statistics
 
 
-def _with_options(problem: Problem, passed: ModelCandidate, target: Target) -> tuple[ModelCandidate, ModelCandidate]:
-    """The model after the passes, and the original, with other options of the target."""
-    cost = passed.cost - saved_seconds(passed.model, target, problem.rewriter.context)
-    return replace(passed, cost=cost, target=target), ModelCandidate("original", problem.model, (), cost, target)
+def _with_options(problem: Problem, best: ModelCandidate, target: Target) -> tuple[ModelCandidate, ModelCandidate]:
+    """A candidate of the passes, and the original, with other options of the target."""
+    cost = best.cost - saved_seconds(best.model, target, problem.rewriter.context)
+    return replace(best, cost=cost, target=target), ModelCandidate("original", problem.model, (), cost, target)
 
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:
     """The target with other options, where they can be measured and some operator is run in another
-    way with them."""
+    way with them; for a large model, whose trials take long, only where such operators decide its
+    time."""
     suited = job.config.measure and any(traits(n).layout for n in problem.model.nodes())
+    if suited and large(job):
+        suited = convolutions_decide(problem.model, problem.rewriter.context)
     return problem.target.variants if suited else ()

@@ -169,11 +169,13 @@ class Choosing:
         return [each for each in found if each]
 
     def _with_known_gains(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
-        """The candidates without the options that are not predicted to gain, where others are."""
+        """The candidates without the options that are not predicted to gain, where others are, and
+        without another layout for the whole model that is not."""
         plain = self.problem.target
         usual = min((each.cost for each in candidates if each.target == plain), default=0.0)
         gaining = {each.target for each in candidates if each.target != plain and each.cost < usual}
-        return [each for each in candidates if each.target in {plain, *gaining}] if gaining else candidates
+        others = {each.target for each in candidates if each.target.mixes_layouts == plain.mixes_layouts}
+        return [each for each in candidates if each.target in {plain, *(gaining or others)}]
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The candidate that was measured to be the fastest, or is predicted to be if the runs do
@@ -186,7 +188,8 @@ class Choosing:
         timings = self._compare(times)
         for candidate, each in zip(alive, timings, strict=True):
             self.job.config.candidates(candidate.name, candidate.cost, each, None)
-        usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and t.as_fast)
+        passed = self.passed.model.graph
+        usable = (c for c, t in zip(alive, timings, strict=True) if c.model.graph == passed and t.as_fast)
         normal = next(usable, None)
         best = self._champion(alive, times)
         candidate, timing = alive[best], timings[best]

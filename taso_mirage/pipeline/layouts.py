@@ -22,6 +22,14 @@ DOMINATE = 0.25
 """The share of a model's seconds on a roofline from which on its convolutions decide the layout."""
 
 
+def convolutions_decide(model: Model, context: Context) -> bool:
+    """Whether the operators that a target's options run in another way take a large part of a
+    model's seconds on a roofline."""
+    terms = work_terms(model.nodes())
+    suited = sum(context.estimate(n) for n in terms if traits(n).layout)
+    return suited >= DOMINATE * sum(map(context.estimate, terms))
+
+
 def saved_seconds(model: Model, target: Target, context: Context) -> float:
     """Seconds that the model saves with a target's options; 0 where the layout of images does not
     change, or its convolutions are few."""
@@ -30,7 +38,7 @@ def saved_seconds(model: Model, target: Target, context: Context) -> float:
     terms = work_terms(model.nodes())
     convolutions = [n for n in terms if _copies(n)]
     of_all = sum(map(context.estimate, terms))
-    if sum(map(context.estimate, convolutions)) < DOMINATE * of_all:
+    if sum(map(context.estimate, convolutions)) < DOMINATE * of_all or any(map(_in_groups, terms)):
         return 0.0
     moved = sum(each for n in convolutions for each in _images(n, context.sizes))
     return (1 - STAY) * COPIES * moved / context.target.device.operator.bandwidth
@@ -41,6 +49,12 @@ def _copies(node: Node) -> bool:
     layout: those of single channels have no product."""
     known = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16") and traits(node).layout
     return known and get(node.op).domain in ("", "ai.onnx") and multiplies(node.op) and node.attr("group") == 1
+
+
+def _in_groups(node: Node) -> bool:
+    """Whether a term is a convolution in groups. With channels last, libraries compute these so
+    slowly that a model with them gains nothing."""
+    return traits(node).windowed and multiplies(node.op) and dict(node.attrs).get("group", 1) != 1
 
 
 def _images(node: Node, sizes: Mapping[str, int]) -> Iterator[int]:

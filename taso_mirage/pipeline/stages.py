@@ -19,7 +19,7 @@ from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
 from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.rounding import LetThrough
-from taso_mirage.measure.session import Session, seconds_by_operator, weight_bytes
+from taso_mirage.measure.session import Session, timed_nodes, weight_bytes
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -41,6 +41,8 @@ from taso_mirage.pipeline.shares import (
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
+from taso_mirage.report.attribution import placed_in_model
+from taso_mirage.report.changes import by_counted_gain
 from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
@@ -54,6 +56,7 @@ from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.packaging import stamped
+from taso_mirage.targets.profile import TimedNode
 
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
@@ -129,7 +132,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
     try:
         with child().within(job.deadline.of_extras()):
             child().deadline.demand("no regions were searched", REGIONS_PER_TERM * job.terms)
-            known = original if result.target == config.target else None
+            known = original if original.target == config.target else None
             with spent(Purpose.WAITING):
                 same = job.backend is not None and result.target.name == config.target.name
                 backend = job.backend.result() if job.backend is not None and same else None
@@ -143,32 +146,33 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
 
 
 def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
-    """The measured seconds of both models by operator; None where the runtime does not tell them,
-    or where to load and to run both would take more than these seconds."""
+    """The nodes of both models with their measured seconds; None where the runtime does not tell
+    them, or where to load and to run both would take more than these seconds."""
     wanted = 4 * (load_seconds(job) + len(result.workloads) * PROFILED * job.running)
     if not (job.config.measure and result.target.profiles) or wanted >= seconds:
         return None
     try:
         with child().within(Deadline(seconds)):
-            before = _by_operator(job, result, result.original)
-            after = _by_operator(job, result, result.model) if result.changed and before else before
+            before = _timed(job, result, result.original)
+            after = _timed(job, result, result.model) if result.changed and before else before
             return OperatorProfile(before, after) if before and after else None
     except TasoMirageError:  # the predicted seconds are shown
         return None
 
 
-def _by_operator(job: Job, result: Result, model: Model) -> dict[str, float] | None:
-    """Measured seconds by operator, at all sets of sizes by their shares; None where the profiler
-    took more than the operators."""
-    found: dict[str, float] = {}
+def _timed(job: Job, result: Result, model: Model) -> tuple[TimedNode, ...] | None:
+    """The nodes of a model with their measured seconds, at all sets of sizes by their shares; None
+    where the profiler took more than the operators."""
+    found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], float] = {}
     for sizes, share in result.workloads:
         inputs = feed(result.original, job.config.inputs, sizes)
-        of_one, whole = seconds_by_operator(model, inputs, PROFILING, result.target, source=model is result.original)
-        if sum(of_one.values()) > MOST_BY_PROFILER * whole:
+        of_one, whole = timed_nodes(model, inputs, PROFILING, result.target, source=model is result.original)
+        if sum(each.seconds for each in of_one) > MOST_BY_PROFILER * whole:
             return None
-        for name, seconds_of_it in of_one.items():
-            found[name] = found.get(name, 0.0) + share * seconds_of_it
-    return found
+        for each in of_one:
+            key = each.operator, each.inputs, each.outputs
+            found[key] = found.get(key, 0.0) + share * each.seconds
+    return tuple(TimedNode(*key, spent) for key, spent in found.items())
 
 
 def explain(job: Job, result: Result) -> Result:
@@ -179,10 +183,12 @@ def explain(job: Job, result: Result) -> Result:
     seconds, began = 0.0 if job.stop.asked else min(MEASURING, job.deadline.left()), time.monotonic()
     profiled = profile(job, result, PROFILE_SHARE * seconds)
     left = max(began + seconds - time.monotonic(), 0.0)
-    listed = tuple(explained(result, job.config, job.progress, left))
     known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
+    listed = explained(result, known, job.progress, left)
+    if profiled is not None:
+        listed = by_counted_gain(placed_in_model(result, listed, profiled))
     times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
-    return replace(result, explanations=listed, times=times, profile=profiled)
+    return replace(result, explanations=tuple(listed), times=times, profile=profiled)
 
 
 @spent(Purpose.FILES)

@@ -49,18 +49,37 @@ class Explanation:
     models (None: not measured).
 
     `ground` is the evidence of the change at these sizes: a proof, or the check of the whole model.
+    `within`: the seconds of all its places in runs of both models; with those of the changes that
+    share its regions, which are `part_of` it.
     """
 
     change: ReportedChange
     predicted: tuple[float, float]
     measured: tuple[float, float] | None
     ground: str = ""
+    within: tuple[float, float] | None = None
+    part_of: ReportedChange | None = None
 
     @property
     def gain(self) -> float:
-        """The saved seconds at all places: as measured separately, otherwise predicted."""
+        """The seconds that it saves by itself at all places: measured separately, or predicted."""
         before, after = self.measured or self.predicted
         return self.change.count * (before - after)
+
+    @property
+    def counted(self) -> float:
+        """The saved seconds at all places that count for this change: measured in the model, or by
+        itself, or predicted; none for a part of another change."""
+        if self.within is not None:
+            return self.within[0] - self.within[1]
+        return 0.0 if self.part_of is not None else self.gain
+
+
+def by_counted_gain(listed: Iterable[Explanation]) -> list[Explanation]:
+    """The largest counted gain first; the parts of a change follow it."""
+    alone = sorted((each for each in listed if each.part_of is None), key=lambda each: -each.counted)
+    parts = sorted((each for each in listed if each.part_of is not None), key=lambda each: -each.gain)
+    return [each for head in alone for each in (head, *(p for p in parts if p.part_of is head.change))]
 
 
 @dataclass(frozen=True, slots=True)

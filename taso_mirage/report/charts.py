@@ -23,12 +23,14 @@ LABELS, LINE = 7, 13.0
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A piece of a bar: the class of its colour, where it begins, how long it is, and its text."""
+    """A piece of a bar: the class of its colour, where it begins, how long it is, its text, and the
+    section that it leads to (0: none)."""
 
     kind: str
     start: float
     length: float
     title: str
+    section: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from taso_mirage.errors import TasoMirageError
@@ -33,7 +34,7 @@ SWEEPS = 8
 class _Box:
     """A drawn box: its text, its layer, and the boxes of its operands above.
 
-    A box without lines is a bend of an edge.
+    A box without lines is a bend of an edge. `number` is that of its term in the details of a page.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class _Box:
     x: float = 0.0
     y: float = 0.0
     marked: bool = False
+    number: int | None = None
 
     @property
     def width(self) -> float:
@@ -135,13 +137,16 @@ def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "")
     )
 
 
-def draw_graph(graph: Graph, marked: Collection[Node] = ()) -> Drawing:
+def draw_graph(
+    graph: Graph, marked: Collection[Node] = (), numbers: Mapping[Node, int] = MappingProxyType({})
+) -> Drawing:
     """A graph of typed terms for a page, which has the template `graph.svg` write it.
 
     Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes;
-    terms that are `marked` have that class, too.
+    terms that are `marked` have that class, too, and terms with `numbers` have those.
     """
-    return replace(_layout(graph, {node: node.type for node in graph}, marked), x=GAP, y=GAP)
+    drawing = _layout(graph, {node: node.type for node in graph}, marked, numbers)
+    return replace(drawing, x=GAP, y=GAP)
 
 
 def _types(rule: Rule) -> dict[Node, Any]:
@@ -160,7 +165,7 @@ def _types(rule: Rule) -> dict[Node, Any]:
 # ---------------------------------------------------------------- boxes
 
 
-def _boxes(side: Graph, types: Mapping[Node, Any], marked: Collection[Node] = ()) -> list[_Box]:
+def _boxes(side: Graph, types: Mapping[Node, Any], marked: Collection[Node], numbers: Mapping[Node, int]) -> list[_Box]:
     """A box for every term and every output; an operand stands just above its first use."""
     found: dict[Node, _Box] = {}
     for node in side:
@@ -169,6 +174,7 @@ def _boxes(side: Graph, types: Mapping[Node, Any], marked: Collection[Node] = ()
         above = [found[a] for a in node.args if a is not ABSENT]
         layer = 1 + max((b.layer for b in above), default=-1)
         found[node] = _Box(_kind(node), _lines(node, types.get(node)), layer, above, marked=node in marked)
+        found[node].number = numbers.get(node)
     several = len(side.outputs) > 1
     outputs = [
         _Box("output", (f"output {i + 1}" if several else "output",), found[o].layer + 1, [found[o]])
@@ -235,10 +241,15 @@ def shown_value(value: Any) -> str:
 # ---------------------------------------------------------------- places
 
 
-def _layout(side: Graph, types: Mapping[Node, Any], marked: Collection[Node] = ()) -> Drawing:
+def _layout(
+    side: Graph,
+    types: Mapping[Node, Any],
+    marked: Collection[Node] = (),
+    numbers: Mapping[Node, int] = MappingProxyType({}),
+) -> Drawing:
     """All boxes of one side, bends included, with their places; the left upper corner is the
     origin."""
-    boxes = _boxes(side, types, marked)
+    boxes = _boxes(side, types, marked, numbers)
     boxes += _bends(boxes)
     layers: list[list[_Box]] = [[] for _ in range(1 + max(b.layer for b in boxes))]
     for box in boxes:

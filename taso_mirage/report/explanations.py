@@ -19,7 +19,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Coverage, Proofs
-from taso_mirage.report.changes import Explanation, ReportedChange
+from taso_mirage.report.changes import Explanation, ReportedChange, by_counted_gain
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
 from taso_mirage.report.times import result_costs
@@ -73,7 +73,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
             measured = measured_seconds(change, term, result.workloads) if timed else None
             listed.append(Explanation(change, predicted[change], measured, ground(change, proofs)))
     proofs.close()
-    return sorted(listed, key=lambda each: -each.gain)
+    return by_counted_gain(listed)
 
 
 def ground(change: ReportedChange, proofs: Proofs) -> str:
@@ -117,7 +117,7 @@ def statements() -> Mapping[str, StatedEquation]:
 
 def _of_law(name: str, text: str) -> StatedEquation:
     file = ops.get(name.rpartition(".")[0]).body.__module__.replace(".", "/")
-    evidence = f"law stated beside its operator ({file}.py): fuzzed on random legal typings and, where possible, proved by the tests"
+    evidence = f"law stated beside its operator ({file}.py); each application has a proof or a check of its own, which the change names"
     return _statement(name, text, evidence)
 
 
@@ -167,6 +167,10 @@ class ChangeData(TypedDict):
     equations: list[dict[str, str]]
     predicted: dict[str, float]
     measured: dict[str, float] | None
+    in_model: dict[str, float] | None
+    """Measured in runs of both models, for all places and for the parts of the change together."""
+    part: bool
+    """True for a part of another change, which has its seconds in the model."""
     ground: str
     before: str
     after: str
@@ -181,6 +185,8 @@ def explanation_data(listed: Sequence[Explanation], result: Result) -> list[Chan
             "equations": [_fields(statement(name, result)) for name in each.change.equations],
             "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
             "measured": None if each.measured is None else {"before": each.measured[0], "after": each.measured[1]},
+            "in_model": None if each.within is None else {"before": each.within[0], "after": each.within[1]},
+            "part": each.part_of is not None,
             "ground": each.ground,
             "before": show_graph(each.change.before),
             "after": show_graph(each.change.after),
@@ -260,25 +266,8 @@ def gains(each: Explanation) -> str:
     else:
         before, after = each.measured
         text += f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
-    return text + (f"; {duration(each.gain)} saved in all" if each.change.count > 1 else "")
-
-
-def one_by_one(listed: Sequence[Explanation], result: Result) -> str:
-    """A comparison of the changes' separate gains with that of the whole model, if both are known
-    and differ much; otherwise empty."""
-    alone = sum(each.gain for each in listed)
-    if result.timing is None or not result.changed or alone <= 0:
-        return ""
-    won = result.timing.original - result.timing.optimized
-    if won > 0 and 1 / APART < alone / won < APART:
-        return ""
-    said = f"Measured one by one the changes save {duration(alone)}, the whole model {duration(won)}"
-    if alone > won:
-        return (
-            f"{said}: a cost that neighbours share counts in each change, and each change ran without its neighbours."
-        )
-    return f"{said}: the runtime gains more between the changes, and by kernels, than in each change."
-
-
-APART = 1.5
-"""The ratio from which two sums are reported as different."""
+    if each.within is not None:
+        text += f"; in the model {duration(each.within[0])} -> {duration(each.within[1])} for all places"
+    if each.part_of is not None:
+        return f"{text}; its gain in the model counts in the change to {explanation_lines(each.part_of)}"
+    return text + (f"; {duration(each.counted)} saved in all" if each.change.count > 1 else "")

@@ -13,22 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
+from taso_mirage.report.account import account
 from taso_mirage.report.changes import Explanation
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.data import by_sizes
+from taso_mirage.report.details import NodeDetails
 from taso_mirage.report.drawing import Drawing, draw_graph
-from taso_mirage.report.explanations import StatedEquation, explanation_lines, gains, one_by_one, shortened, statement
+from taso_mirage.report.explanations import StatedEquation, explanation_lines, gains, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.notation import Formula, conditions, formula
-from taso_mirage.report.outline import DRAWN, shown_sections
+from taso_mirage.report.outline import DRAWN, section_title, shown_sections
 from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result
 from taso_mirage.report.sections import model_sections
 from taso_mirage.report.summary import search_facts
 from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
+from taso_mirage.report.whereabouts import difference_text, region_view, run_events, whereabouts
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
 from taso_mirage.system.terminal import duration
@@ -66,18 +69,21 @@ def page(
     `command` is the command line to repeat, `used` the versions and the device, by name.
     """
     pairs = [] if result.times is None else by_operator(result.times, result.original.sizes)
+    details = NodeDetails(result)
     return render_template(
         "report.html",
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
         headline=headline(result),
-        most=" ".join(filter(None, (most_of_it(explained), one_by_one(explained, result)))),
+        most=most_of_it(explained),
         facts=_facts(result, explained),
         standing=_standing(result),
         notes=result.notes,
         left=result.left,
         **_times(result, pairs),
-        **_changes(result, explained),
+        **_changes(result, explained, details),
+        account=_account(result, explained),
+        nodes=details.listed,
         **_roofline(result, pairs),
         operators=_operators(result, pairs),
         sizes=shown_sizes(result.original.sizes),
@@ -107,14 +113,14 @@ def most_of_it(explained: Sequence[Explanation]) -> str:
     empty without changes."""
     if not explained:
         return ""
-    if sum(each.gain for each in explained) <= 0:
+    if sum(each.counted for each in explained) <= 0:
         return "Measured one by one the changes gain nothing: the gain comes from how the runtime runs the whole model."
-    largest = max(explained, key=lambda each: each.gain)
-    share = largest.gain / sum(each.gain for each in explained if each.gain > 0)
+    largest = max(explained, key=lambda each: each.counted)
+    share = largest.counted / sum(each.counted for each in explained if each.counted > 0)
     count = largest.change.count
     places = f"in {count} places" if count > 1 else "in one place"
     what = _arrows(explanation_lines(largest.change))
-    return f"The largest part ({share:.0%} of the changes' gains one by one): {what}, {places}."
+    return f"The largest part ({share:.0%} of the changes' gains): {what}, {places}."
 
 
 def _standing(result: Result) -> str:
@@ -187,22 +193,64 @@ def _times_by_sizes(result: Result) -> list[list[str]]:
     ]
 
 
-def _changes(result: Result, explained: Sequence[Explanation]) -> dict[str, Any]:
-    """The changes, the sections of the model that they are in, and their equations."""
+def _account(result: Result, explained: Sequence[Explanation]) -> dict[str, Any] | None:
+    """The rows of the account, and the reason for its rest."""
+    found = account(result, explained)
+    if found is None:
+        return None
+
+    def text(value: float | None) -> str:
+        return "" if value is None else difference_text(value)
+
+    rows = [
+        (r.number, _arrows(r.name), text(r.predicted), text(r.alone), text(r.within), _share(r.counted, found.total))
+        for r in found.rows
+    ]
+    return {"rows": rows, "total": difference_text(found.total), "measured": found.measured, "reason": found.reason}
+
+
+APART = 1.25
+"""The ratio of two gains from which they are said to differ."""
+
+
+def doubt(result: Result) -> tuple[str, str] | None:
+    """The predicted and the measured gain of the model where they differ much and the page shows
+    predicted times."""
+    if result.timing is None or result.times is None or result.profile is not None or not result.changed:
+        return None
+    predicted = sum(result.times.before.values()) / max(sum(result.times.after.values()), 1e-12)
+    if 1 / APART < predicted / result.timing.ratio < APART:
+        return None
+    return f"{predicted:.2f}", f"{result.timing.ratio:.2f}"
+
+
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.0%}".replace("-", "\N{MINUS SIGN}") if total > 0 else ""
+
+
+def _changes(result: Result, explained: Sequence[Explanation], details: NodeDetails) -> dict[str, Any]:
+    """The changes, the sections of the model that they are in with their times, and their
+    equations."""
     sections = [] if result.times is None else model_sections(result, result.times)
     where = {name: i for i, each in enumerate(sections, 1) for names in each.places for name in names}
     names = list(dict.fromkeys(name for each in explained for name in each.change.equations))
     equations = {name: statement(name, result) for name in names}
     formulas = {name: formula(each.text) for name, each in equations.items()}
+    titles = [section_title(each) for each in sections]
+    found = whereabouts(result, sections)
+    shown = shown_sections(sections, _numbers(explained, where), found.seconds, details)
     return {
-        "changes": [_change(each, formulas, where) for each in explained],
+        "runs": run_events(result, found),
+        "doubt": doubt(result),
+        "where": region_view(found, sections, titles) if sections else None,
+        "changes": [_change(i, each, explained, formulas, where, details) for i, each in enumerate(explained, 1)],
         "measured": any(each.measured for each in explained),
         "open": OPEN,
         "anchors": {name: i for i, name in enumerate(names, 1)},
         "equations": [
             _equation(each, formulas[name], result.equations.get(name, 0)) for name, each in equations.items()
         ],
-        "sections": shown_sections(sections, _numbers(explained, where)),
+        "sections": shown,
     }
 
 
@@ -219,21 +267,30 @@ def _equation(each: StatedEquation, written: Formula | None, count: int) -> dict
     return {"stated": each, "formula": written, "conditions": conditions(each.where), "count": count}
 
 
-def _change(each: Explanation, formulas: Mapping[str, Formula | None], where: Mapping[str, int]) -> dict[str, Any]:
+def _change(
+    number: int,
+    each: Explanation,
+    explained: Sequence[Explanation],
+    formulas: Mapping[str, Formula | None],
+    where: Mapping[str, int],
+    details: NodeDetails,
+) -> dict[str, Any]:
     change = each.change
+    heads = [i for i, other in enumerate(explained, 1) if other.change is each.part_of]
     equations = dict.fromkeys(change.equations)
     return {
         "count": change.count,
         "operators": _arrows(explanation_lines(change)),
         "gain": _short_gain(each),
         "gains": _arrows(gains(each).capitalize()),
+        "part_of": heads[0] if heads else 0,
         "equations": [(name, formulas[name]) for name in equations],
         "places": shortened(change.places, 12),
         "sections": list(dict.fromkeys(where[place] for place in change.places if place in where)),
         "proof": _proof(each.ground),
         "ground": each.ground[:1].upper() + each.ground[1:],
-        "before": _side(change.before),
-        "after": _side(change.after),
+        "before": _side(change.before, details.add(change.before, f"change-{number}")),
+        "after": _side(change.after, details.add(change.after, f"change-{number}")),
     }
 
 
@@ -249,14 +306,18 @@ def _arrows(text: str) -> str:
 
 
 def _short_gain(each: Explanation) -> str:
+    if each.part_of is not None:
+        return ""
+    if each.within is not None:
+        return f"{difference_text(each.counted)} saved, measured in the model"
     if each.measured is not None:
-        return f"measured {each.measured[0] / each.measured[1]:.2f} times as fast"
-    return f"predicted {duration(each.gain)} won" if each.gain else ""
+        return f"{difference_text(each.gain)} saved, measured alone"
+    return f"{difference_text(each.gain)} saved, predicted" if each.gain else ""
 
 
-def _side(side: Graph) -> tuple[Drawing | None, str]:
+def _side(side: Graph, numbers: Mapping[Node, int]) -> tuple[Drawing | None, str]:
     """The drawing of one side of a change, or else its text."""
-    return (None, show_graph(side)) if sum(1 for _ in side) > DRAWN else (draw_graph(side), "")
+    return (None, show_graph(side)) if sum(1 for _ in side) > DRAWN else (draw_graph(side, numbers=numbers), "")
 
 
 def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
+from taso_mirage.report.details import NodeDetails
 from taso_mirage.report.drawing import attribute_texts, draw_graph
 from taso_mirage.report.explanations import shortened
 from taso_mirage.report.sections import ModelSection
@@ -25,29 +26,39 @@ SPARK = 100.0
 """Units of the longest bar beside a section."""
 
 
-def shown_sections(sections: Sequence[ModelSection], numbers: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """The template's data for each section, in their order; `numbers` are those of its changes."""
-    longest = max((each.seconds[0] for each in sections), default=0.0) or 1e-12
+def shown_sections(
+    sections: Sequence[ModelSection],
+    numbers: Mapping[int, Sequence[int]],
+    seconds: Sequence[tuple[float, float]],
+    details: NodeDetails,
+) -> list[dict[str, Any]]:
+    """The template's data for each section, in their order; `numbers` are those of its changes,
+    `seconds` those of all its places."""
+    longest = max((before for before, _ in seconds), default=0.0) or 1e-12
     order = sorted(range(len(sections)), key=lambda i: (not sections[i].changed, -abs(sections[i].gain)))
     drawn = set(order[:PICTURES])
     return [
         {
-            "title": _title(each),
+            "title": section_title(each),
             "places": len(each.places),
             "ends": shortened([names[0] if names else "" for names in each.places], 4),
             "changed": each.changed,
-            "times": [duration(seconds) for seconds in each.seconds],
-            "spark": [seconds / longest * SPARK for seconds in each.seconds],
+            "times": [duration(spent) for spent in seconds[i]],
+            "spark": [min(spent / longest, 1.0) * SPARK for spent in seconds[i]],
             "changes": numbers.get(i + 1, ()),
-            "before": _side(each.before, each.after, i in drawn),
-            "after": _side(each.after, each.before, i in drawn) if each.changed else None,
+            "before": _side(
+                each.before, each.after, i in drawn, details.add(each.before, f"section-{i + 1}", each.real)
+            ),
+            "after": _side(each.after, each.before, i in drawn, details.add(each.after, f"section-{i + 1}", each.real))
+            if each.changed
+            else None,
             "names": [", ".join(names) for names in each.places],
         }
         for i, each in enumerate(sections)
     ]
 
 
-def _title(each: ModelSection) -> str:
+def section_title(each: ModelSection) -> str:
     """The most frequent operators and their numbers."""
     sides = [Counter(n.op for n in side if n.args and n.op != "item") for side in (each.before, each.after)]
     counts = [str(side.total()) for side in sides]
@@ -57,17 +68,17 @@ def _title(each: ModelSection) -> str:
     return f"{total} operator{'s' * (total != '1')}: {listed}{more}"
 
 
-def _side(side: Graph, other: Graph, drawn: bool) -> dict[str, Any]:
+def _side(side: Graph, other: Graph, drawn: bool, numbers: Mapping[Node, int]) -> dict[str, Any]:
     """A drawing or a list; terms that the other side does not have are marked."""
     own = {n for n in set(side) - set(other) if n.args}
     if drawn and sum(1 for _ in side) <= DRAWN:
-        return {"drawing": draw_graph(side, own), "rows": ()}
-    return {"drawing": None, "rows": list(_rows(side, own))}
+        return {"drawing": draw_graph(side, own, numbers), "rows": ()}
+    return {"drawing": None, "rows": list(_rows(side, own, numbers))}
 
 
-def _rows(side: Graph, own: set[Node]) -> Iterator[tuple[bool, str, str]]:
-    """For each term: whether it is marked, its operator and operands, and its shape; operands are
-    given by row numbers."""
+def _rows(side: Graph, own: set[Node], numbers: Mapping[Node, int]) -> Iterator[tuple[bool, str, str, int]]:
+    """For each term: whether it is marked, its operator and operands, its shape, and its number
+    in the details; operands are given by row numbers."""
     names: dict[Node, str] = {ABSENT: "none"}
     number = 0
     for node in side:
@@ -76,7 +87,7 @@ def _rows(side: Graph, own: set[Node]) -> Iterator[tuple[bool, str, str]]:
             continue
         number += 1
         names[node] = str(number)
-        yield node in own, _row(node, [names[a] for a in node.args]), _shape(node)
+        yield node in own, _row(node, [names[a] for a in node.args]), _shape(node), numbers[node]
 
 
 def _row(node: Node, args: Sequence[str]) -> str:

@@ -37,11 +37,17 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.globals["script_digest"] = _script_digest
     return made
 
 
+def page_script() -> str:
+    """The script of a page: its files one after the other."""
+    return "".join(map(render_template, ("search.js", "graph.js", "export.js")))
+
+
 def _script_digest() -> str:
     """The digest of the only script that the page's policy permits."""
-    script = render_template("page.js").encode()
+    script = page_script().encode()
     return f"sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}"

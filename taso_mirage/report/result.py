@@ -26,6 +26,7 @@ from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.system.spending import Spending
+from taso_mirage.targets.profile import TimedNode
 
 SEARCHES = ("passes", "mutants", "search")
 """The stages that share the budget of the search of graphs."""
@@ -43,11 +44,11 @@ class MeasuredPeaks:
 
 @dataclass(frozen=True, slots=True)
 class OperatorProfile:
-    """Measured seconds of a run by operator of the runtime, of the original and of the result, by
-    the runtime's profiler."""
+    """The runtime's nodes in a run of the original and of the result, with the seconds that its
+    profiler measured."""
 
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    before: tuple[TimedNode, ...]
+    after: tuple[TimedNode, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,12 @@ from taso_mirage.report.result import OperatorTimes, Result
 LEAST, MOST, SECTIONS = 8, 6, 300
 """The smallest number of terms of a section, the factor for its largest number, and the largest
 number of sections of a model."""
+SHOWN = 12
+"""The largest number of places of a section whose terms a page describes."""
 Anchor = tuple[tuple[Node, Node], ...]
 """Values of the original, each with the term that computes it in the result."""
+PieceTerms = tuple[list[Node], list[Node]]
+"""Terms of the original and of the result."""
 
 
 @dataclass(slots=True)
@@ -26,13 +30,23 @@ class ModelSection:
     """A piece of both models, over leaves with canonical names, wherever it stands.
 
     `places` has, for each place, the names of the original's values that it computes, the last one
-    first; `seconds` are predicted, for all places together, before and after.
+    first; `terms` the terms there, before and after; `spent` their predicted seconds; `order` the
+    numbers of the places in the model. `real` has the terms of the first places for those of the
+    graphs.
     """
 
     before: Graph
     after: Graph
     places: list[tuple[str, ...]] = field(default_factory=list)
-    seconds: tuple[float, float] = (0.0, 0.0)
+    terms: list[PieceTerms] = field(default_factory=list)
+    spent: list[tuple[float, float]] = field(default_factory=list)
+    real: list[dict[Node, Node]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Predicted seconds of all places, before and after."""
+        return sum(each[0] for each in self.spent), sum(each[1] for each in self.spent)
 
     @property
     def changed(self) -> bool:
@@ -50,28 +64,40 @@ def model_sections(result: Result, times: OperatorTimes) -> list[ModelSection]:
     """
     names = carry_names(result.original, result.steps)
     found: dict[tuple[Graph, Graph], ModelSection] = {}
-    done: set[Node] = set()
-    for anchor in _anchors(result, names):
-        sides = [_section_terms([pair[k] for pair in anchor], done) for k in (0, 1)]
-        for side in sides:
-            done.update(side)
-        before, after = _canonical(anchor, sides, names)
+    for number, (anchor, sides) in enumerate(model_pieces(result, names)):
+        before, after, real = _canonical(anchor, sides, names)
         section = found.setdefault((before, after), ModelSection(before, after))
         section.places.append(tuple(names[n] for n in reversed(sides[0]) if n in names))
-        spent = [
-            sum(table.get(n, 0.0) for n in side) for table, side in zip((times.before, times.after), sides, strict=True)
-        ]
-        section.seconds = (section.seconds[0] + spent[0], section.seconds[1] + spent[1])
+        section.terms.append(sides)
+        section.order.append(number)
+        section.spent.append((_spent(times.before, sides[0]), _spent(times.after, sides[1])))
+        if len(section.real) < SHOWN:
+            section.real.append(real)
     return list(found.values())
 
 
-def _anchors(result: Result, names: Mapping[Node, str]) -> Iterator[Anchor]:
-    """Values of both models where few others are live, and then the outputs."""
+def _spent(times: Mapping[Node, float], side: Sequence[Node]) -> float:
+    return sum(times.get(n, 0.0) for n in side)
+
+
+def model_pieces(result: Result, names: Mapping[Node, str], least: int = LEAST) -> Iterator[tuple[Anchor, PieceTerms]]:
+    """The terms between values of both models, at least so many; each term is in one piece."""
+    done: set[Node] = set()
+    for anchor in _anchors(result, names, least):
+        before, after = (_section_terms([pair[k] for pair in anchor], done) for k in (0, 1))
+        done.update(before, after)
+        yield anchor, (before, after)
+
+
+def _anchors(result: Result, names: Mapping[Node, str], least: int) -> Iterator[Anchor]:
+    """Values of both models where few others are live, and then the outputs; for `least` 1 all
+    values of both models."""
     there = {names[n]: n for n in topological(result.model.graph.outputs) if n in names}
     outputs = result.original.graph.outputs
     order = [n for n in topological(outputs) if n.args and not is_weight(n)]
     common = [i for i, n in enumerate(order) if isinstance(n.type, Tensor) and names.get(n) in there]
-    for i in _ends(common, _live(order, outputs), max(LEAST, -(-len(order) // SECTIONS))):
+    wanted = max(least, -(-len(order) // SECTIONS))
+    for i in common if least == 1 else _ends(common, _live(order, outputs), wanted):
         yield ((order[i], there[names[order[i]]]),)
     yield tuple(zip(outputs, result.model.graph.outputs, strict=True))
 
@@ -105,12 +131,15 @@ def _section_terms(ends: Sequence[Node], done: set[Node]) -> list[Node]:
     return [n for n in topological(ends, stop=done) if n.args and n not in done and not is_weight(n)]
 
 
-def _canonical(anchor: Anchor, sides: Sequence[Sequence[Node]], names: Mapping[Node, str]) -> tuple[Graph, Graph]:
+def _canonical(
+    anchor: Anchor, sides: Sequence[Sequence[Node]], names: Mapping[Node, str]
+) -> tuple[Graph, Graph, dict[Node, Node]]:
     """The two sides over leaves that are named in the order in which they are met: the same value
-    has one name on both."""
+    has one name on both; and the terms that theirs stand for."""
     leaves: dict[Node | str, Node] = {}
     counts = {"x": 0, "w": 0}
     graphs = []
+    real: dict[Node, Node] = {}
     for k, side in enumerate(sides):
         new: dict[Node, Node] = {}
         for node in side:
@@ -121,8 +150,10 @@ def _canonical(anchor: Anchor, sides: Sequence[Sequence[Node]], names: Mapping[N
         ends = [pair[k] for pair in anchor]
         outputs = tuple(new.get(end) or _leaf(end, leaves, counts, names) for end in ends)
         graphs.append(outputs)
+        for node, made in new.items():
+            real.setdefault(made, node)
     inputs = tuple(n for n in leaves.values() if n.op == "input")
-    return Graph(inputs, graphs[0]), Graph(inputs, graphs[1])
+    return Graph(inputs, graphs[0]), Graph(inputs, graphs[1]), real
 
 
 def _leaf(node: Node, leaves: dict[Node | str, Node], counts: dict[str, int], names: Mapping[Node, str]) -> Node:

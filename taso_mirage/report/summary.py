@@ -19,12 +19,10 @@ from rich.text import Text
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.data import by_sizes, opening_line
+from taso_mirage.report.operator_table import first_rows, operator_rows
 from taso_mirage.report.result import Result
-from taso_mirage.rewriting.equation import directed
-from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.config import SPENT
 from taso_mirage.search.mutations import Mutations
-from taso_mirage.search.partial.source import Mutation
 from taso_mirage.system.console import Console
 from taso_mirage.system.spending import Purpose, Spending
 from taso_mirage.system.terminal import duration, one_line, plural
@@ -164,7 +162,7 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
             for sizes, share, timing in by_sizes(result):
                 table.add_row(escape(f"  {shown_sizes(sizes)} ({share:.0%})"), *_times(timing))
     console.print(table)
-    _show_equations(console, result)
+    _show_operators(console, result)
     if result.statistics.parts:
         console.print(f"search: {search_line(result)}", highlight=False, markup=False)
     _show_check(console, result)
@@ -225,33 +223,27 @@ def _ratio(result: Result) -> str:
     return f"{result.cost_before / result.cost_after:.2f}" if result.cost_after else ""
 
 
-def _show_equations(console: Console, result: Result) -> None:
-    if not result.equations or not result.changed:
+def _show_operators(console: Console, result: Result) -> None:
+    """The operators of both models, and the number of equations that were applied."""
+    if not result.changed:
         return
-    table = Table(title="applied substitutions", title_justify="left", show_header=False)
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column(overflow="fold")
-    texts = {each.name: show_equation(each) for each in result.rules} | {
-        name: _mutant_text(m) for name, m in result.mutations.by_name.items()
-    }
-    for name, count in result.equations.items():
-        table.add_row(str(count), name, _shorten(texts.get(directed(name)[0], "weights computed in advance"), name))
-    console.print(table, highlight=False, markup=False)
+    how, rows = operator_rows(result)
+    table = Table(title=f"operators, {how}" if how else "operators", title_justify="left")
+    table.add_column("", overflow="fold")
+    for name in ("before", "after", *(("time before", "after") if how else ())):
+        table.add_column(name, justify="right")
+    for row in first_rows(rows):
+        spent = [] if row.seconds is None else [duration(each) for each in row.seconds]
+        table.add_row(escape(row.name), *map(str, row.counts), *spent)
+    console.print(table, highlight=False)
+    if result.equations:
+        applied = [f"{name} ({count})" for name, count in result.equations.items()]
+        more = f" and {len(applied) - NAMED} more" if len(applied) > NAMED else ""
+        console.print(f"equations: {', '.join(applied[:NAMED])}{more}", highlight=False, markup=False)
 
 
-def _mutant_text(each: Mutation) -> str:
-    corrected = f"right for {each.right:.1%} of the elements, corrected elsewhere; " if each.region else ""
-    return f"a mutant; {corrected}{each.seconds[0] / each.seconds[1]:.2f} times as fast alone"
-
-
-def _shorten(text: str, name: str) -> str:
-    """The equation without its guard, in the direction of its application, shortened for a
-    table."""
-    equation = text.partition(" where ")[0]
-    if directed(name)[1]:
-        equation = " == ".join(reversed(equation.split(" == ")))
-    return equation if len(equation) <= 150 else equation[:147] + "..."
+NAMED = 4
+"""Names of equations in the line below the table; --explain has all, with their texts."""
 
 
 def _show_check(console: Console, result: Result) -> None:

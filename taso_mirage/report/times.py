@@ -126,8 +126,8 @@ def profiled_pairs(profile: OperatorProfile) -> list[OperatorPair]:
     """The runtime's operators with their measured seconds, in the same order; the fused kernels of
     a model are one."""
     found: dict[str, OperatorPair] = {}
-    for side, table in (("before", profile.before), ("after", profile.after)):
-        for operator, seconds in table.items():
-            name = "fused kernels" if KERNEL.fullmatch(operator) else operator
-            getattr(found.setdefault(name, OperatorPair(name)), side).add(seconds, 0, 0)
+    for side, nodes in (("before", profile.before), ("after", profile.after)):
+        for node in nodes:
+            name = "fused kernels" if KERNEL.fullmatch(node.operator) else node.operator
+            getattr(found.setdefault(name, OperatorPair(name)), side).add(node.seconds, 0, 0)
     return sorted(found.values(), key=lambda pair: -pair.seconds)

@@ -4,12 +4,14 @@ are written into the graph."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.ir.model import Model, StoredWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
 from taso_mirage.meanings.reals import EXACT, REALS
@@ -99,7 +101,9 @@ def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, An
     only move keep their dtype on the way."""
     moved = [t for t in targets if all(moves(n.op) for n in topological([t]) if n.args)]
     kept = interpret(moved, REALS, {n: weights[n.attr("name")].numpy() for n in _leaves(moved)})
-    found = {t: np.ascontiguousarray(kept[t]).reshape([int(d) for d in t.shape]) for t in moved}
+    with ThreadPoolExecutor(cores()) as threads:  # a copy in another order waits for memory
+        copies = threads.map(np.ascontiguousarray, [kept[t] for t in moved])
+        found = {t: copy.reshape([int(d) for d in t.shape]) for t, copy in zip(moved, copies, strict=True)}
     targets = [t for t in targets if t not in found]
     exact = interpret(targets, EXACT, {n: EXACT.load(weights[n.attr("name")].numpy()) for n in _leaves(targets)})
     for target in targets:

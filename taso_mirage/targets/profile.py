@@ -1,5 +1,6 @@
 """The model into which ONNX Runtime turns a model, with the operands and the time of each of its
-nodes, or only the times of its operators, from the runtime's own profiler."""
+nodes, or only their values and times in runs of the whole model, from the runtime's own
+profiler."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.devices.stamp import Provider
-from taso_mirage.onnx_io.groups import ValueType, number_nodes
+from taso_mirage.onnx_io.groups import ValueType, node_values, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
-from taso_mirage.targets.protocol import Arrays, Source, timed
+from taso_mirage.targets.protocol import Arrays, Source, plain, timed
 
 RUNS, MOST = 3, 300
 """The smallest and the largest number of runs, after one that is not counted. With more runs,
@@ -36,6 +37,17 @@ class RunNode:
     outputs: tuple[str, ...]
     operands: tuple[ValueType, ...]
     results: tuple[ValueType, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedNode:
+    """A node of the model that runs: its operator, values, and the seconds of a run; of a node in a
+    body, the values of the node whose body it is in. No values: they are not known."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     seconds: float
 
 
@@ -95,34 +107,41 @@ def _of_node(event: Mapping[str, Any]) -> bool:
 
 def profiled_seconds(
     source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float
-) -> tuple[dict[str, float], float]:
-    """The seconds of a run by operator of the runtime, kernels of a `Trusted` model among them, and
-    those of a run without the profiler: of some runs of the optimized model the lower quartiles.
-    Nodes that run in the body of a node count for the operators there.
+) -> tuple[list[TimedNode], float]:
+    """The nodes of the model that runs, kernels of a `Trusted` model among them, in the order of a
+    run with the seconds of each, and the seconds of a run without the profiler: of some runs of the
+    optimized model the lower quartiles.
 
     The profiler reads the shapes of a node while its clock runs, which takes some microseconds: of
-    small operators it tells its own time. Raises RunFailed.
+    small operators it tells its own time. The values of nodes are not known if the model is in a
+    file, because its weights would be written. Raises RunFailed.
     """
-    plain = run_of(inference_session(source, providers), inputs)
     with tempfile.TemporaryDirectory() as folder:
+        path = "" if isinstance(plain(source), str) else os.path.join(folder, "optimized.onnx")
+        fast = run_of(inference_session(source, providers, dump=path), inputs)
+        values = node_values(path) if path else {}
         session = inference_session(source, providers, profile=os.path.join(folder, "runs"))
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin while the other model runs
-    return _by_operator(events), _quartile([timed(plain) for _ in range(runs)][1:])
+    return _timed_nodes(events, values), _quartile([timed(fast) for _ in range(runs)][1:])
 
 
-def _by_operator(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The seconds of each operator in a run, of all runs but the first."""
+def _timed_nodes(
+    events: Sequence[Mapping[str, Any]], values: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+) -> list[TimedNode]:
+    """Each node with its seconds in a run, of all runs but the first."""
     runs = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == RUN)[1:]
     nodes = sorted(filter(_of_node, events), key=lambda e: (e["ts"], -e["dur"]))
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
+    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(runs))
     at = 0
-    for event, own in _own(nodes):
+    for event, outer, own in _own(nodes):
         while at < len(runs) and event["ts"] >= runs[at][1]:
             at += 1
         if at < len(runs) and event["ts"] >= runs[at][0]:
-            found[event["args"]["op_name"]][at] += own * 1e-6
-    return {name: _quartile(each) for name, each in found.items()}
+            found[outer["name"].removesuffix(TIME), event["args"]["op_name"]][at] += own * 1e-6
+    return [
+        TimedNode(operator, *values.get(name, ((), ())), _quartile(each)) for (name, operator), each in found.items()
+    ]
 
 
 def _quartile(seconds: Sequence[float]) -> float:
@@ -130,18 +149,19 @@ def _quartile(seconds: Sequence[float]) -> float:
     return sorted(seconds)[len(seconds) // 4]
 
 
-def _own(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Each node with its microseconds, without those of nodes that run inside of it, sorted by the
-    start of the runs."""
+def _own(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], float]]:
+    """Each node, the outermost node that it runs in, and its microseconds without those of nodes
+    that run inside of it, sorted by the start of the runs."""
     own = [float(each["dur"]) for each in nodes]
-    around: list[int] = []
+    outer, around = list(nodes), list[int]()
     for i, each in enumerate(nodes):
         while around and each["ts"] >= nodes[around[-1]]["ts"] + nodes[around[-1]]["dur"]:
             around.pop()
         if around:
             own[around[-1]] -= each["dur"]
+            outer[i] = nodes[around[0]]
         around.append(i)
-    yield from zip(nodes, own, strict=True)
+    yield from zip(nodes, outer, own, strict=True)
 
 
 def _operands(names: Sequence[str], held: Mapping[str, ValueType], taken: Sequence[ValueType]) -> tuple[ValueType, ...]:

@@ -395,7 +395,7 @@ def opening() -> dict[str, tuple[bool, Opening]]:
         "session.open_part": (True, lambda model: runtime.open_part(model).run(INPUTS)),
         "session.original": (True, lambda model: runtime.original(model).run(INPUTS)),
         "session.profile": (True, lambda model: runtime.profile(model, INPUTS, 0.0)),
-        "session.seconds_by_operator": (True, lambda model: runtime.seconds_by_operator(model, INPUTS, 0.0)),
+        "session.timed_nodes": (True, lambda model: runtime.timed_nodes(model, INPUTS, 0.0)),
         "session.operators": (False, runtime.operators),
         "session.runnable": (True, lambda model: Session(runtime.runnable(model)).run(INPUTS)),
         "session.check_source": (True, runtime.check_source),

@@ -3,8 +3,11 @@ the table has the cases that `test_cli.py` and `test_hostile_files.py` lack."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,6 +129,18 @@ def test_another_format_is_named_with_the_way_to_onnx(here: Path, head: bytes, s
     shown = one_line(run("optimize", "model", check=3))
     assert f"model is {said}" in shown
     assert "and no ONNX model; export it first: " in shown
+
+
+def test_a_full_disk_is_found_before_the_search(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=500_000))
+    run("optimize", "good.onnx", *QUICK)  # has no weights
+    said = one_line(run("optimize", MINI, "-o", "out.onnx", *QUICK, check=4))
+    size = re.fullmatch(
+        r"taso-mirage: cannot write out\.onnx: it needs (\d+\.\d) MB, and 0\.5 MB are free there; .*", said
+    )
+    assert size is not None
+    assert 0.5 < float(size[1]) <= MINI.stat().st_size / 1e6
+    assert not Path("out.onnx").exists()
 
 
 def test_a_producer_is_no_format(here: Path) -> None:

@@ -128,7 +128,7 @@ def test_no_rule_is_taken_on_trust() -> None:
 
 def test_the_command_line_has_the_same_options() -> None:
     ours = set(Options.__dataclass_fields__) - {"progress", "candidates", "stop", "command", "began"}
-    shown = {"model", "as_json", "timing", "context"}
+    shown = {"model", "as_json", "timing", "quiet", "verbose", "context"}
     assert ours == set(inspect.signature(commands.optimize).parameters) - shown
 
 

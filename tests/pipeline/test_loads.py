@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import FEW, Session, open_in_child
-from taso_mirage.measure.target import CPU
+from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -138,8 +139,9 @@ def test_a_large_models_first_trial_is_by_costs_that_can_be_believed(
     assert len(names) == 2
 
 
-def images(dtype: str = "float16", group: int = 1, tokens: int = 0) -> Model:
-    """A convolution of images, and products of so many tokens beside it."""
+def images(dtype: str = "float16", group: int = 1, tokens: int = 0, depthwise: bool = False) -> Model:
+    """A convolution of images, and products of so many tokens or a convolution of each channel
+    beside it."""
     weights = {"k": StoredWeight(np.ones((64, 64 // group, 3, 3), dtype))}
     x = variable("x", Tensor(dtype, (2, 64, 32, 32)))
     window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": group}
@@ -147,12 +149,21 @@ def images(dtype: str = "float16", group: int = 1, tokens: int = 0) -> Model:
     if tokens:
         inputs.append(variable("y", Tensor(dtype, (tokens, tokens))))
         outputs.append(term("matmul", inputs[1], inputs[1]))
+    if depthwise:
+        weights["d"] = StoredWeight(np.ones((64, 1, 3, 3), dtype))
+        outputs.append(term("conv", x, weight("d", Tensor(dtype, (64, 1, 3, 3))), **{**window, "group": 64}))
     return standalone(Graph(tuple(inputs), tuple(outputs)), {"": 20}, weights)
 
 
 @pytest.mark.parametrize(
     ("model", "gains"),
-    [(images(), True), (images("float32"), False), (images(group=64), False), (images(tokens=2048), False)],
+    [
+        (images(), True),
+        (images("float32"), False),
+        (images(group=64), False),
+        (images(tokens=2048), False),
+        (images(depthwise=True), False),
+    ],
 )
 def test_convolutions_of_half_precision_decide_the_layout_that_is_tried_first(model: Model, gains: bool) -> None:
     """A GPU copies images for these alone, and few of them decide nothing."""
@@ -180,3 +191,31 @@ def test_the_options_that_are_predicted_to_gain_are_tried_first(large: Model, se
         assert (other in wider) == (cost == 1.0)  # others that gain nothing cost a load each
         assert choosing._in_time(trial)[0].target == first
     assert len(choosing._in_time(trial)) == (2 if seconds == 60.0 else 1)
+
+
+def test_channels_last_is_tried_where_it_is_predicted_to_gain(large: Model) -> None:
+    """Each trial of a large model takes long. The same graph with other options is the model after
+    the passes, too."""
+    chosen, wide = CUDA.variants
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, lambda: 0.0))
+    posed = replace(problem.pose(job, large), target=CUDA)
+    passed = ModelCandidate("passed", layered(3), (), 1.0, CUDA)
+    choosing = choice.Choosing(job, posed, passed, {}, [{}], [passed.model.graph])
+    for cost, first in ((0.9, {wide, CUDA}), (1.0, {chosen, CUDA})):
+        candidates = [passed, replace(passed, target=chosen), replace(passed, target=wide, cost=cost)]
+        (trial,) = choosing._likely(candidates)
+        assert {each.target for each in trial} == first
+
+
+def test_a_model_with_other_options_runs_beside_the_original_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users have the original with the runtime's own options now."""
+    opened: list[Target] = []
+    monkeypatch.setattr(comparisons.runtime, "open_in_child", lambda model, target, **_: opened.append(target))
+    chosen = CUDA.variants[0]
+    made = comparisons.Comparisons(chosen, [{}], [1.0], 1.0)
+    for own, target in ((CUDA, chosen), (chosen, chosen)):
+        made.beside(layered(), SimpleNamespace(target=own))  # type: ignore[arg-type]
+        assert opened.pop() == target
+    on_one_thread = comparisons.Comparisons(CPU, [{}], [1.0], 1.0)
+    on_one_thread.beside(layered(), SimpleNamespace(target=CPU.serial))  # type: ignore[arg-type]
+    assert opened == [CPU.serial]

@@ -125,6 +125,20 @@ def test_the_best_kind_leaves_time_for_the_others() -> None:
     assert planted.trials[0] == ["attention"]
 
 
+def test_the_last_kind_gets_no_more_time_than_its_savings_deserve() -> None:
+    """Nothing else waits, but longer tuning of a kernel that saves little gains nothing."""
+    given: dict[str, float] = {}
+    savings = {KINDS["attention"]: 24e-5, KINDS["odd 1"]: 4e-6}
+
+    def make(each: EqualRegions, seconds: float) -> Sequence[RegionKernel]:
+        given[NAMES[each]] = seconds
+        return []
+
+    KernelOrder(savings, (), make, lambda kinds: False, lambda: 0.1, lambda: 60.0).run(lambda: True)
+    assert given["attention"] > 4 * KERNEL
+    assert given["odd 1"] == KERNEL
+
+
 def test_where_a_trial_takes_long_there_are_few_of_them() -> None:
     quick, slow = Planted(200.0, trial=0.1).run(), Planted(200.0, trial=20.0).run()
     assert len(slow.trials) < 6 < len(quick.trials)

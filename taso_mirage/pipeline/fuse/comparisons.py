@@ -44,6 +44,12 @@ class Comparisons:
         """A session that is measured by that clock."""
         return runtime.open_in_child(model, self.clock())
 
+    def beside(self, model: Model, other: Session) -> Session:
+        """A session that runs in turn with another one, which may be the original's with its own
+        options: by the same clock."""
+        same = other.target.plain == self.target.plain
+        return runtime.open_in_child(model, self.target if same else other.target)
+
     def short(self, before: Session, after: Session) -> Timing:
         """A short comparison, and a longer one if the short one does not decide which is faster."""
         first = self._time(before, after, self.seconds / 8)
@@ -57,7 +63,7 @@ class Comparisons:
         luck lasts as long as a session. The opened sessions are used first.
         """
         clock, looks = self.clock(), list[Timing]()
-        sessions = opened if clock == self.target else _both(original, model, clock, anew=False)
+        sessions = opened if clock.plain == self.target.plain else _both(original, model, clock, anew=False)
         self.held[:] = sessions[:1]
         while True:
             looks.append(self._time(*sessions, self.seconds))
@@ -76,7 +82,7 @@ class Comparisons:
     def _time(self, before: Session, after: Session, seconds: float) -> Timing:
         share = seconds / len(self.feeds)
         times = [interleaved([before, after], feed, share, ends=clear) for feed in self.feeds]
-        works = before.target != self.target
+        works = before.target.plain != self.target.plain
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 
 
@@ -92,4 +98,4 @@ def elsewhere_note(as_fast: bool, ratio: float) -> str:
 
 
 def _both(original: Model, model: Model, clock: Target, anew: bool) -> OpenSessions:
-    return runtime.original(original, clock, anew), runtime.open_in_child(model, clock, anew=anew)
+    return runtime.original(original, clock.plain, anew), runtime.open_in_child(model, clock, anew=anew)

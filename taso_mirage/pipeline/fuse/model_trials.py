@@ -55,7 +55,7 @@ class ModelTrials:
             return False
         start, self.count = time.monotonic(), self.count + 1
         trial = self._ship(trial) if self.once else trial
-        if self._session is None or self._session.target != self.comparisons.clock():
+        if self._session is None or self._session.target.plain != self.comparisons.clock().plain:
             self._session = self._beside()
         if (tried := self._faster(self._session, self.kept, trial)) is not None:
             self._session, self.kept = tried, [*self.kept, *trial]
@@ -92,7 +92,7 @@ class ModelTrials:
         """A session on the model with which the next one is compared: the model so far, or the
         original if there is a single comparison."""
         if self.once and not self.kept:
-            self.first = runtime.original(self.result.original, self.comparisons.clock())
+            self.first = runtime.original(self.result.original, self.comparisons.clock().plain)
             return self.first
         return self.comparisons.opened(self.with_kernels(self.kept) if self.kept else self.before)
 
@@ -100,7 +100,7 @@ class ModelTrials:
         """The model with these kernels as well, if that is faster."""
         try:
             model = self.with_kernels([*kept, *trial])
-            tried = runtime.open_in_child(model, session.target)
+            tried = self.comparisons.beside(model, session)
             last = self.once and not kept
             timing = self.comparisons.short(session, tried)
         except TasoMirageError:

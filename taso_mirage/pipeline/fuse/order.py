@@ -24,7 +24,8 @@ LONGEST = 2 * KERNEL
 begun if all are tried at once."""
 PART = 1 / 3
 """The largest share of the remaining time for one kind of regions: longer tuning gains less than
-the next kind."""
+the next kind. A kind whose share of all possible savings is smaller gets no more than that share,
+also if it is the last one."""
 MADE, TRIED = "kernels", "kernels in the model"
 
 
@@ -81,6 +82,7 @@ class KernelOrder:
         """Faster alone, and not in the model."""
         self.split = False
         self.waiting = dict(possible)
+        self.possible = sum(possible.values())
         self.schedule = Schedule(left)
         for kind, gain in possible.items():
             seconds = KNOWN if kind in known else KERNEL
@@ -108,9 +110,9 @@ class KernelOrder:
         return self.schedule.step()
 
     def _make(self, kind: EqualRegions, seconds: float) -> float:
-        del self.waiting[kind]
+        share = min(self.waiting.pop(kind) / self.possible, PART) if self.possible > 0 else PART
         left = max(self.left() - self.trial(), 0.0)
-        found = self.make(kind, min(seconds, left, max(KERNEL, PART * left)))
+        found = self.make(kind, min(seconds, left, max(KERNEL, share * left)))
         if found:
             self.made += found
             self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]

@@ -107,7 +107,7 @@ class _Stage:
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
-        comparisons = Comparisons(result.target, feeds, [share for _, share in result.workloads], config.seconds)
+        comparisons = Comparisons(base.target, feeds, [share for _, share in result.workloads], config.seconds)
         choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
         self.maker = KernelMaker(kinds, choices, backend, spent, sizes, comparisons.clock, self._report)
         self.trials = ModelTrials(
@@ -225,8 +225,9 @@ class _Stage:
         other machines, too."""
         trials, result = self.trials, self.result
         kernels = rounding_nothing(trials.kept, trials.backend)
-        check = KernelCheck(result.original, result.cases, result.target, self.config.elsewhere)
-        session = runtime.open_in_child(model, result.target, check=passes_checker(result.original))
+        target = self.base.target
+        check = KernelCheck(result.original, result.cases, target, self.config.elsewhere)
+        session = runtime.open_in_child(model, target, check=passes_checker(result.original))
         regions = None
         if check.by_regions and trials.kinds.layout is None:
             placed = [region for each in kernels or trials.kept for region in each.regions]
@@ -234,7 +235,7 @@ class _Stage:
         if any(not each.passed for each in regions or ()):
             return regions or []
         model = model if kernels is None else trials.with_kernels(kernels)
-        session = session if kernels is None else runtime.open_in_child(model, result.target)
+        session = session if kernels is None else runtime.open_in_child(model, target)
         whole = check.whole(model, session)
         return [*regions, *whole] if regions is not None else [*whole, *check.without_library(model)]
 
@@ -253,14 +254,14 @@ class _Stage:
             return True, elsewhere_note(True, trials.gained)
         there = model.without_library()
         if trials.first is not None:
-            timing = trials.comparisons.short(trials.first, runtime.open_in_child(there, trials.first.target))
+            timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first))
             return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
         return trials.comparisons.elsewhere(self.result.original, there, self._both(there), self._more)
 
     def _both(self, model: Model) -> tuple[Session, Session]:
         """Sessions on the original and on a model."""
-        original = self.original or runtime.original(self.result.original, self.result.target)
-        return original, runtime.open_in_child(model, self.result.target)
+        original = self.original or runtime.original(self.result.original, self.base.target.plain)
+        return original, runtime.open_in_child(model, self.base.target)
 
     def _more(self) -> bool:
         """Whether there is time to open sessions on two models."""

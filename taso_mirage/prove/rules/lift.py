@@ -107,10 +107,10 @@ class _Search:
             shape = tuple(dims.get((node, i), d) for i, d in enumerate(node.shape))
             return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
         args = tuple([done[a] for a in node.args])
+        if traits(node).resize is not None:  # also of a constant: its attributes may hold sizes
+            return _typed(node, args, dims)
         if args == node.args:
             return node
-        if traits(node).resize is not None:
-            return _typed(node, args, dims)
         key = (node, args)
         if key not in self.known:
             self.known[key] = _typed(node, args, dims)
