@@ -8,7 +8,8 @@ that runs the grids in order.
 Named sizes that only a run knows (n0, ...) follow the inputs and the prepared arrays, at
 `inputs[count of inputs + 1]`, a `const size_t*`; NAME_scratch takes them, too.
 
-Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count,
+Inputs and outputs are the graph's, dense, row by row. They do not overlap, but an input that is a
+part of an output may be that part's own memory: it is then not copied. `parallel_for(fn, count,
 data, pool)` calls fn(data, i) for every i below count, in any order, on any threads, and returns
 when all have returned; `pool` is passed through (for example an OrtKernelContext). If
 `parallel_for` is null, the blocks run in a loop. Kernels keep no state between calls.
@@ -196,7 +197,8 @@ class CppProgram:
         pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []
         blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1
         self.calls.append(Let(tensors, expression(pointers), "void*"))
-        self.calls.append(v.run(name, blocks, tensors, self._threads(node, types), v.pool))
+        call, elsewhere = v.run(name, blocks, tensors, self._threads(node, types), v.pool), self.places.elsewhere(node)
+        self.calls.append(call if elsewhere is None else when(elsewhere, call, why="else it is there"))
 
     def _threads(self, node: Node, types: Sequence[Tensor]) -> Expression:
         """The threads that run the blocks of a kernel."""

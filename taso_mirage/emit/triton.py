@@ -21,7 +21,7 @@ from taso_mirage.emit.gpu.small_floats import CONVERSIONS
 from taso_mirage.emit.statements import PYTHON, ProgramFunction, Return, Statement, expression, let, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbols
-from taso_mirage.ir.mugraph import Batch, Lowering, size_names
+from taso_mirage.ir.mugraph import Batch, Lowering, possibly_empty, size_names
 from taso_mirage.ir.terms import Graph, Node, is_float, is_stored
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
@@ -63,7 +63,9 @@ def program(
     text = [_header(graph, blocks, launches, batch), IMPORTS, *helpers, *(b.source() for b in blocks)]
     text += [options_text(launches), _launch(everything, launches, results, batch, sizes)]
     source = "\n\n".join(t.rstrip("\n") + "\n" for t in text)
-    return TritonProgram(source, everything, launches, results, batch, tuple(sizes))
+    return TritonProgram(
+        source, everything, launches, results, batch, tuple(sizes), tuple(possibly_empty(graph) if sizes else ())
+    )
 
 
 def program_forms(graph: Graph, specialized: bool) -> list[TritonProgram]:

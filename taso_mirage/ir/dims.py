@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from taso_mirage.errors import Undecidable, Unsupported
 from taso_mirage.system.wording import option
@@ -70,6 +70,9 @@ class Symbolic:
 
     def __mul__(self, other: Dim) -> Dim:
         return _product(self, other)
+
+    def __pow__(self, power: int) -> Dim:
+        return dim_product([self] * power)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -273,11 +276,22 @@ def symbols(dim: Dim) -> set[str]:
     return found
 
 
-def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """`dim` with every symbol replaced by its size."""
+@overload
+def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int: ...
+
+
+@overload
+def evaluate(dim: Dim, sizes: Mapping[str, Dim]) -> Dim: ...
+
+
+def evaluate(dim: Dim, sizes: Mapping[str, Any]) -> Any:
+    """`dim` with every symbol replaced by its size, which may be a polynomial of others.
+
+    Raises KeyError for a symbol without a size.
+    """
     if isinstance(dim, int):
         return dim
-    total = 0
+    total: Any = 0
     for monomial, coefficient in dim.terms:
         for atom, power in monomial:
             if isinstance(atom, str):
@@ -345,7 +359,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def fixed(value: Any, sizes: Mapping[str, int]) -> Any:
+def fixed(value: Any, sizes: Mapping[str, Dim]) -> Any:
     """An attribute's value with every symbol at its size."""
     if isinstance(value, Symbolic):
         return evaluate(value, sizes)

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 
-from taso_mirage.errors import IllTyped
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, bind, evaluate, symbol, symbols
-from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+from taso_mirage.errors import IllTyped, Undecidable
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, bind, evaluate, parse_dim, symbol, symbols
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 
 _Ints = tuple[int, ...]
 _Maps = tuple[_Ints, ...]
@@ -128,22 +129,46 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
 
 
 _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
+_SIGNS = ((" + ", "_plus_"), (" - ", "_minus_"), ("*", "_times_"))
+"""The signs of a polynomial, and their words in the name of a part."""
 
 
-def tile_part(whole: str, most: int, number: int = 1) -> Dim:
+def tile_part(whole: Dim, most: int, number: int = 1) -> Dim:
     """The size of a part of a free size, at most `most`: the last part is the rest.
 
     `number` distinguishes two labels that a kernel cuts into equal tiles, because one may be at its
-    end where the other is not.
+    end where the other is not. Raises Undecidable for the part of a quotient, which has no name.
     """
-    return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
+    made = symbol(f"{_worded(whole)}_by_{most}{f'_{number}' if number > 1 else ''}")
+    if part_of(made) != (whole, most):
+        raise Undecidable(f"a part of {whole} has no name")
+    return made
 
 
+@lru_cache(maxsize=4096)
 def part_of(dim: Dim) -> tuple[Dim, int] | None:
     """The dim of which `dim` is a part, and the part's largest size; None unless `tile_part` made
     `dim`."""
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
-    return None if found is None else (symbol(found[1]), int(found[2]))
+    if found is None:
+        return None
+    text = found[1]
+    for sign, word in _SIGNS:
+        text = text.replace(word, sign)
+    return parse_dim(text), int(found[2])
+
+
+def _worded(dim: Dim) -> str:
+    """A polynomial as a name: positive products first, each with its number behind the sizes."""
+    terms = sorted(dim.terms, key=lambda term: (term[1] < 0, not term[0])) if isinstance(dim, Symbolic) else ()
+    text = ""
+    for monomial, c in terms:
+        factors = [str(atom) for atom, power in monomial for _ in range(power)]
+        text += " + " if c > 0 < len(text) else " - " if c < 0 else ""
+        text += "*".join([*factors, *([str(abs(c))] if abs(c) != 1 or not factors else [])])
+    for sign, word in _SIGNS:
+        text = text.replace(sign, word)
+    return text
 
 
 def tile_count(whole: Dim, tile: Dim) -> Dim:
@@ -184,6 +209,18 @@ def product_factor(dim: Dim) -> str:
 def size_names(shapes: Iterable[Shape]) -> list[str]:
     """The names of some dims in order, as the arguments of a program."""
     return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
+
+
+def possibly_empty(graph: Graph) -> list[str]:
+    """The named sizes that may be 0 although nothing says that the results are empty then: kernels
+    have no operand without elements, as a cache of length 0 is joined with a new element."""
+    names = size_names([x.shape for x in graph.inputs])
+    run = kernels(graph.outputs)
+    read = [x for node in (*run, *topological(graph.outputs, stop=run)) for x in node.args if x is not ABSENT]
+    dims = {dim for x in (*read, *graph.outputs) if isinstance(x.type, Tensor) for dim in x.shape}
+    if not all(symbols(dim) <= {*names} for dim in dims):
+        return []
+    return [name for name in names if all(evaluate(dim, {**dict.fromkeys(names, 1), name: 0}) > 0 for dim in dims)]
 
 
 def has_free_sizes(graph: Graph) -> bool:

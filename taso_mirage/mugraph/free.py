@@ -8,14 +8,29 @@ in this way at every size, and the last tile is the remainder.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, learn, parse_dim, symbol, symbols
+from taso_mirage.ir.dims import (
+    Dim,
+    Shape,
+    Symbolic,
+    bind,
+    dim_product,
+    evaluate,
+    fixed,
+    learn,
+    parse_dim,
+    symbol,
+    symbols,
+)
 from taso_mirage.ir.mugraph import Lowering, part_of, tile_part
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.meanings.conditions import linear
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.goal import Labelled, LabelNames, whole_leaf
 from taso_mirage.mugraph.tile_work import TileSizes
 from taso_mirage.operators.ops import term, traits
@@ -28,29 +43,38 @@ tiles of every size."""
 @dataclass(frozen=True, slots=True)
 class FreeSizes:
     """The shapes of a goal's inputs and outputs with names for the sizes that a run fixes: n0, n1,
-    ..., each of which is a dim of an input alone."""
+    ..., each of which is a dim of an input alone. And the `goal` with these names in all of its
+    terms, if it moves elements."""
 
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+    goal: Graph | None = None
 
     @staticmethod
     def of(graph: Graph) -> FreeSizes:
         """The shapes of a graph."""
         return FreeSizes(tuple([x.shape for x in graph.inputs]), tuple([o.shape for o in graph.outputs]))
 
+    @staticmethod
+    def of_goal(graph: Graph) -> FreeSizes:
+        """The shapes of a goal with names in its terms, and the goal."""
+        return replace(FreeSizes.of(graph), goal=graph)
+
     def of_lane(self, inputs: Sequence[int], outputs: Sequence[int]) -> FreeSizes:
         """The free sizes of some inputs and outputs, by their positions."""
-        return FreeSizes(tuple([self.inputs[i] for i in inputs]), tuple([self.outputs[i] for i in outputs]))
+        goal = None if self.goal is None else lane_of(self.goal, inputs, outputs)
+        return FreeSizes(tuple([self.inputs[i] for i in inputs]), tuple([self.outputs[i] for i in outputs]), goal)
 
-    def as_json(self) -> list[list[list[str]]]:
+    def as_json(self) -> dict[str, Any]:
         """A value from which `of_json` makes the same."""
-        return [[list(map(str, shape)) for shape in shapes] for shapes in (self.inputs, self.outputs)]
+        shapes = [[list(map(str, shape)) for shape in shapes] for shapes in (self.inputs, self.outputs)]
+        return {"shapes": shapes} | ({} if self.goal is None else {"goal": to_json(self.goal)})
 
     @staticmethod
-    def of_json(value: Sequence[Sequence[Sequence[str]]]) -> FreeSizes:
+    def of_json(value: Mapping[str, Any]) -> FreeSizes:
         """The sizes of `as_json`."""
-        inputs, outputs = (tuple([tuple(map(parse_dim, shape)) for shape in shapes]) for shapes in value)
-        return FreeSizes(inputs, outputs)
+        inputs, outputs = (tuple([tuple(map(parse_dim, shape)) for shape in shapes]) for shapes in value["shapes"])
+        return FreeSizes(inputs, outputs, from_json(value["goal"]) if "goal" in value else None)
 
     def labels(self, goal: Labelled) -> dict[str, Dim] | None:
         """The free labels of the goal with their sizes; None where dims of one label have different
@@ -74,6 +98,13 @@ class FreeSizes:
         return [(axes, given.get(_as_wide(leaf), leaf.shape)) for axes, leaf in _leaves(goal)]
 
 
+def lane_of(goal: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+    """Some outputs of a goal as a goal over inputs of its own, which are the `inputs` of the
+    goal."""
+    leaves = {goal.inputs[i]: variable(f"i{k}", goal.inputs[i].tensor) for k, i in enumerate(inputs)}
+    return Graph(tuple(leaves.values()), substitute([goal.outputs[i] for i in outputs], leaves))
+
+
 def _leaves(goal: Labelled) -> list[tuple[LabelNames, Node]]:
     return [(axes, goal.leaves[name]) for name, axes in goal.inputs.items()]
 
@@ -87,31 +118,52 @@ def _as_wide(leaf: Node) -> Node:
 def free_sizes(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> FreeSizes | None:
     """Canonical names for the free dims of a region; None if one cannot be read from the preceding
     inputs."""
-    known: dict[Dim, Dim] = {}
-    for dim in [dim for shape in inputs for dim in shape]:
-        if isinstance(dim, Symbolic) and dim not in known and _is_sum_of_names(dim, known) is None:
-            known[dim] = symbol(f"n{len(known)}")
-    made = [
-        tuple([_is_sum_of_names(dim, known) if isinstance(dim, Symbolic) else dim for dim in shape])
-        for shape in (*inputs, *outputs)
-    ]
+    named = named_dims(inputs)
+    made = [tuple([named(dim) for dim in shape]) for shape in (*inputs, *outputs)]
     if any(dim is None for shape in made for dim in shape):
         return None
     whole = [tuple([dim for dim in shape if dim is not None]) for shape in made]
     return FreeSizes(tuple(whole[: len(inputs)]), tuple(whole[len(inputs) :]))
 
 
-def _is_sum_of_names(dim: Symbolic, known: Mapping[Dim, Dim]) -> Dim | None:
-    """A dim by the names of others: itself, or a product of some and a number."""
-    if dim in known:
-        return known[dim]
-    if len(dim.terms) != 1:
-        return None
-    ((monomial, coefficient),) = dim.terms
-    factors = [symbol(atom) if isinstance(atom, str) else None for atom, power in monomial for _ in range(power)]
-    if (len(factors) < 2 and coefficient == 1) or not all(factor in known for factor in factors if factor is not None):
-        return None
-    return None if None in factors else dim_product([coefficient, *[known[f] for f in factors if f is not None]])
+@dataclass(frozen=True, slots=True)
+class NamedDims:
+    """The names of the `dims` of some shapes, and the sizes by `symbols` that follow from them."""
+
+    dims: Mapping[Dim, Dim]
+    symbols: Mapping[str, Dim]
+
+    def __call__(self, dim: Dim) -> Dim | None:
+        """A dim by the names: one of those that have names, or a polynomial of sizes that follow
+        from them. None where it is a quotient without a name."""
+        if dim in self.dims or isinstance(dim, int):
+            return self.dims.get(dim, dim)
+        if not symbols(dim) <= self.symbols.keys() or any(not isinstance(f, str) for m, _ in dim.terms for f, _ in m):
+            return None
+        return bind(dim, self.symbols)
+
+
+def named_dims(shapes: Iterable[Shape]) -> NamedDims:
+    """The names n0, n1, ... of the free dims of shapes, in the order in which they come, but for
+    those that follow from the ones before: after p + s and s, p is their difference."""
+    dims, known = dict[Dim, Dim](), dict[str, Dim]()
+    named = NamedDims(dims, known)
+    for dim in [dim for shape in shapes for dim in shape]:
+        if named(dim) is None:
+            dims[dim] = symbol(f"n{len(dims)}")
+            while more := {k: v for each, name in dims.items() for k, v in _told(each, name, known).items()}:
+                known |= more  # the new name may tell a size of a dim before
+    return named
+
+
+def _told(dim: Dim, name: Dim, known: Mapping[str, Dim]) -> dict[str, Dim]:
+    """The only size of a dim that is not known, if it is the dim less the others."""
+    (left, *more) = sorted(symbols(dim) - known.keys()) or ("",)
+    parts = linear(dim, left) if left and not more else None
+    if parts is None or parts[0] not in (1, -1):
+        return {}
+    slope, rest = parts
+    return {left: (name - bind(rest, known)) * slope}
 
 
 def instance(size: int) -> int:
@@ -175,7 +227,7 @@ def free_tiles(
             return whole
         size = max(size, open.get(label, 1))
         alike[str(whole), size] += 1
-        return tile_part(str(whole), size, alike[str(whole), size])
+        return tile_part(whole, size, alike[str(whole), size])
 
     return {label: tile(label, size) for label, size in tiles.items()}
 

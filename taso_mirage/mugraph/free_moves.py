@@ -1,34 +1,41 @@
-"""Movements where some sizes are known only in a run: those along axes of fixed sizes.
+"""Movements where some sizes are known only in a run.
 
-The operands of a core (`moved_goal.py`) are typed again over inputs with names for their sizes. A
-movement along an axis of a free size has no such form: the positions that it moves are not known.
+The goal is moved (`moved_goal.py`) at its own sizes and at others. Every number in the terms found
+(where a part begins, how many elements a pad has) is then written as a polynomial of the sizes. A
+polynomial that a few sizes suggest may be wrong at others, so a movement along an axis of a free
+size needs a proof for all sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
+from math import prod
 from typing import Any
 
-from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import Dim, Shape, dim_product, evaluate, learn
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.ir.dims import Dim, dim_product, evaluate, learn, symbol
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological
-from taso_mirage.meanings.boxes import regrouped_runs
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological
+from taso_mirage.mugraph.congruence import proved_moved
 from taso_mirage.mugraph.free import FreeSizes, at_sizes
-from taso_mirage.mugraph.moved_goal import MovedGoal
+from taso_mirage.mugraph.moved_goal import MovedGoal, moved_goal
 from taso_mirage.operators.ops import term, traits
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMoves:
     """The movements of a goal at every size: its `inputs` with names for free sizes, the `operands`
-    of its core over them, and the `sizes` of the core."""
+    of its core over them, and the `sizes` of the core. `whole`: the core over its operands, if
+    elements move."""
 
     moved: MovedGoal
     inputs: tuple[Node, ...]
     operands: tuple[Node, ...]
     sizes: FreeSizes
+    whole: Graph | None = None
 
     def restored(self, graph: Graph) -> Graph:
         """A graph over the inputs of the core with names for their sizes, as one over those of the
@@ -42,88 +49,159 @@ class FreeMoves:
         made = at_sizes(Graph(self.inputs, self.operands), sizes)
         return _over(core, made.inputs, made.outputs)
 
+    @property
+    def lengthens(self) -> bool:
+        """Whether elements move along an axis of a free size."""
+        return any(map(moves_free_axis, topological(self.operands)))
+
 
 def _over(graph: Graph, inputs: Sequence[Node], operands: Sequence[Node]) -> Graph:
     return Graph(tuple(inputs), substitute(graph.outputs, dict(zip(graph.inputs, operands, strict=True))))
 
 
 def free_moves(moved: MovedGoal, free: FreeSizes) -> FreeMoves | None:
-    """The movements of a goal with these names for its sizes; None where an axis of a free size is
-    moved."""
-    goal = moved.goal
-    inputs = tuple([_named(x, shape) for x, shape in zip(goal.inputs, free.inputs, strict=True)])
-    if not moved.moves:
-        return FreeMoves(moved, inputs, inputs, free)
-    done: dict[Node, Node] = {ABSENT: ABSENT, **dict(zip(goal.inputs, inputs, strict=True))}
+    """The movements of a goal with these names for its sizes; None where they are not the same for
+    every size, or not proved to be."""
+    if moved.moves:
+        return None if free.goal is None else _named_moves(moved, free.goal)
+    pairs = zip(moved.goal.inputs, free.inputs, strict=True)
+    inputs = tuple([Node(x.op, (), x.attrs, Tensor(x.dtype, shape)) for x, shape in pairs])
+    return FreeMoves(moved, inputs, inputs, free)
+
+
+@lru_cache(maxsize=1024)
+def _named_moves(moved: MovedGoal, named: Graph) -> FreeMoves | None:
+    """The movements of a goal that has these terms for every size."""
     sizes: dict[str, int] = {}
-    for x, shape in zip(goal.inputs, free.inputs, strict=True):
-        learn(shape, [int(n) for n in x.shape], sizes)
+    for x, own in zip(named.inputs, moved.goal.inputs, strict=True):
+        learn(x.shape, [int(n) for n in own.shape], sizes)
+    fit = _PolynomialFit(sizes)
     try:
-        for node in topological(moved.operands, stop=done):
-            made = _typed(node, [done[a] for a in node.args]) if node.args else node
-            if made is None or tuple([evaluate(n, sizes) for n in made.shape]) != node.shape:
-                return None
-            done[node] = made
-    except (TasoMirageError, KeyError):
+        several = [moved_goal(at_sizes(named, point), moved.spread) for point in fit.points]
+        if several[0] != moved:
+            return None
+        operands = tuple([fit.term(each) for each in zip(*[m.operands for m in several], strict=True)])
+        outputs = [fit.term(each) for each in zip(*[m.core.outputs for m in several], strict=True)]
+        inputs = [fit.term(each) for each in zip(*[m.core.inputs for m in several], strict=True)]
+        whole = substitute(outputs, dict(zip(inputs, operands, strict=True)))
+    except (TasoMirageError, LookupError, ValueError, TypeError):
         return None
-    operands = tuple([done[x] for x in moved.operands])
-    return FreeMoves(moved, inputs, operands, FreeSizes(tuple([x.shape for x in operands]), free.outputs))
+    sizes_of_core = FreeSizes(tuple([x.shape for x in operands]), tuple([o.shape for o in named.outputs]))
+    made = FreeMoves(moved, named.inputs, operands, sizes_of_core, Graph(named.inputs, whole))
+    if made.lengthens and not (_stays_inside(operands, named.inputs) and _proved(named, whole)):
+        return None
+    return made
 
 
-def _named(leaf: Node, shape: Shape) -> Node:
-    return Node(leaf.op, (), leaf.attrs, Tensor(leaf.dtype, shape))
+@lru_cache(maxsize=1024)
+def _proved(named: Graph, whole: tuple[Node, ...]) -> bool:
+    return proved_moved(named.outputs, whole, _is_short)
 
 
-def _typed(node: Node, args: Sequence[Node]) -> Node | None:
-    """A movement of operands some of whose dims have names; None if it moves such a dim."""
-    attrs: dict[str, Any] = dict(node.attrs)
-    shape: Shape = args[0].shape
+def _is_short(node: Node) -> bool:
+    """Whether no element moves along an axis of a free size; such movements are tested at several
+    sizes, with the whole goal."""
+    return not any(map(moves_free_axis, topological([node])))
+
+
+def _stays_inside(operands: Sequence[Node], inputs: Sequence[Node]) -> bool:
+    """Whether parts lie inside of what they are parts of at every size, 0 included; the dims of the
+    inputs are at least 0. The last 8 of n are no such part."""
+    bounds: list[Dim] = []
+    for node in topological(operands):
+        bounds += node.shape
+        if traits(node).lowering is Lowering.SLICE:
+            for axis, start, end in zip(node.attr("axes"), node.attr("starts"), node.attr("ends"), strict=True):
+                bounds += [start, end, node.args[0].shape[axis] - end] if node.args[0].shape[axis] != end else [start]
+        if traits(node).lowering is Lowering.PAD:
+            bounds += node.attr("pads")
+    known = [0, *(dim for x in inputs for dim in x.shape)]
+    return all(isinstance(e, int) or any(map(_is_sum_of_sizes, (e - n for n in known))) for e in bounds)
+
+
+def _is_sum_of_sizes(e: Dim) -> bool:
+    return (
+        e >= 0
+        if isinstance(e, int)
+        else all(isinstance(f, str) for m, _ in e.terms for f, _ in m) and all(c >= 0 for _, c in e.terms)
+    )
+
+
+def moves_free_axis(node: Node) -> bool:
+    """Whether a term moves elements along an axis whose size a run gives."""
     match traits(node).lowering:
         case Lowering.SLICE:
-            moved = [shape[axis] for axis in attrs["axes"]]
+            moved = [node.args[0].shape[axis] for axis in node.attr("axes")]
         case Lowering.GATHER:
-            moved = [shape[attrs["axis"]]]
+            moved = [node.args[0].shape[node.attr("axis")]]
         case Lowering.CONCAT:
-            moved = [x.shape[attrs["axis"]] for x in args]
+            moved = [x.shape[node.attr("axis")] for x in node.args]
         case Lowering.PAD:
-            ends = zip(attrs["pads"], attrs["pads"][len(shape) :], strict=False)
-            moved = [n for n, pads in zip(shape, ends, strict=True) if any(pads)]
-        case Lowering.TRANSPOSE:
-            moved = []
-        case Lowering.EXPAND:
-            attrs["shape"] = _spread(shape, attrs["shape"])
-            moved = []
-        case Lowering.RESHAPE:
-            dims = dict(_reshaped(shape, node.args[0].shape, attrs["shape"]))
-            attrs["shape"] = tuple([dims[i] for i in range(len(dims))])
-            moved = []
+            shape, pads = node.args[0].shape, node.attr("pads")
+            moved = [n for n, *ends in zip(shape, pads, pads[len(shape) :], strict=False) if any(n != 0 for n in ends)]
         case _:
-            return None
-    return term(node.op, *args, **attrs) if all(isinstance(n, int) for n in moved) else None
+            return False
+    return not all(isinstance(n, int) for n in moved)
 
 
-def _spread(shape: Shape, wanted: Sequence[Dim]) -> Shape:
-    """The shape of a repeated tensor: its own dims, and those that it repeats."""
-    lead = len(wanted) - len(shape)
-    return tuple([n if i < lead or shape[i - lead] == 1 else shape[i - lead] for i, n in enumerate(wanted)])
+@dataclass
+class _PolynomialFit:
+    """Terms whose numbers are polynomials of named sizes, from terms at some `points`: at the
+    `sizes`, and where one or two of them are twice as large. The polynomials have at most two
+    factors in each product, all different."""
 
+    sizes: Mapping[str, int]
+    made: dict[tuple[Node, ...], Node] = field(default_factory=dict)
 
-def _reshaped(named: Shape, shape: Shape, wanted: Shape) -> Iterator[tuple[int, Dim]]:
-    """The dims `wanted` of a reshape of `shape`, whose dims have the names `named`, by their
-    places."""
-    for old, new in regrouped_runs([int(n) for n in shape], [int(n) for n in wanted]):
-        whole = dim_product(named[i] for i in old)
-        yield from zip(new, _parts(whole, [named[i] for i in old], [wanted[j] for j in new]), strict=True)
+    def __post_init__(self) -> None:
+        names = sorted(self.sizes)
+        self.larger = [frozenset(each) for count in range(3) for each in combinations(names, count)]
+        self.points = [{name: n * (1 + (name in own)) for name, n in self.sizes.items()} for own in self.larger]
 
+    def term(self, nodes: Sequence[Node]) -> Node:
+        """The term that is each of these at its point.
 
-def _parts(whole: Dim, own: Sequence[Dim], wanted: Sequence[Dim]) -> Sequence[Dim]:
-    """Dims that make a whole: one of them has all of its names, if possible one that was there."""
-    if isinstance(whole, int):
-        return wanted
-    found = []
-    for j in range(len(wanted)):
-        others = dim_product([*wanted[:j], *wanted[j + 1 :]])
-        one = whole // others
-        if one * others == whole:
-            found.append([*wanted[:j], one, *wanted[j + 1 :]])
-    return min(found, key=lambda dims: not any(n in own for n in dims if not isinstance(n, int)), default=wanted)
+        Raises Unsupported where they differ in more than numbers.
+        """
+        key = tuple(nodes)
+        if key not in self.made:
+            self.made[key] = key[0] if len(set(key)) == 1 else self._term(key)
+        return self.made[key]
+
+    def _term(self, nodes: tuple[Node, ...]) -> Node:
+        first = nodes[0]
+        if len({(n.op, len(n.args), *(name for name, _ in n.attrs)) for n in nodes}) > 1:
+            raise Unsupported(f"{first.op} at some sizes is another operator at others")
+        attrs = {name: self._value([dict(n.attrs)[name] for n in nodes]) for name, _ in first.attrs}
+        if not first.args:
+            shape = self._value([n.shape for n in nodes])
+            return Node(first.op, (), tuple(attrs.items()), Tensor(first.dtype, shape))
+        made = term(first.op, *[self.term(args) for args in zip(*[n.args for n in nodes], strict=True)], **attrs)
+        for point, node in zip(self.points, nodes, strict=True):
+            if isinstance(made.type, Tensor) and tuple([evaluate(n, point) for n in made.shape]) != node.shape:
+                raise Unsupported(f"{first.op} {made.type} has other sizes at {point}")
+        return made
+
+    def _value(self, values: Sequence[Any]) -> Any:
+        first = values[0]
+        if all(type(v) is int for v in values):
+            return self._number(values)
+        if isinstance(first, tuple) and len({len(v) for v in values}) == 1:
+            return tuple([self._value(each) for each in zip(*values, strict=True)])
+        if any(v != first for v in values):
+            raise Unsupported(f"{str(first)[:80]} depends on sizes that a run gives")
+        return first
+
+    def _number(self, values: Sequence[int]) -> Dim:
+        """The polynomial with these values: for each set of sizes that are larger, the difference
+        that only they make together is a product of their distances."""
+        at = dict(zip(self.larger, values, strict=True))
+        found: Dim = 0
+        for own in self.larger:
+            subsets = [each for each in self.larger if each <= own]
+            made = sum((-1) ** (len(own) - len(each)) * at[each] for each in subsets)
+            step = prod(self.sizes[name] for name in own)
+            if made % step:
+                raise Unsupported(f"{values[0]} is no polynomial of the sizes {dict(self.sizes)}")
+            found = found + dim_product([made // step, *(symbol(name) - self.sizes[name] for name in sorted(own))])
+        return found

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
+from taso_mirage.ir.terms import Graph, Node, substitute, topological
+from taso_mirage.mugraph.free import lane_of
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels
 from taso_mirage.mugraph.stored_goal import StoredGoal, stored_goal
@@ -66,8 +67,6 @@ def together(
 
 
 def _lane(goal: Graph, places: tuple[int, ...], stored: StoredGoal | None = None) -> FusedGoal:
-    outputs = tuple([goal.outputs[i] for i in places])
-    needed = set(topological(outputs))
+    needed = set(topological([goal.outputs[i] for i in places]))
     read = tuple([i for i, node in enumerate(goal.inputs) if node in needed])
-    leaves = {goal.inputs[i]: variable(f"i{k}", goal.inputs[i].tensor) for k, i in enumerate(read)}
-    return FusedGoal(Graph(tuple(leaves.values()), substitute(outputs, leaves)), read, places, stored)
+    return FusedGoal(lane_of(goal, read, places), read, places, stored)

@@ -37,6 +37,7 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.mugraph.axis_classes import AxisLabels, Unifier
 from taso_mirage.mugraph.collapsed import same_results
+from taso_mirage.mugraph.congruence import proved_moved
 from taso_mirage.mugraph.derivations.scalar_terms import below
 from taso_mirage.mugraph.goal import Labelled, is_packed, refuse
 from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
@@ -48,7 +49,6 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import work
-from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
 Positions = NDArray[np.int64]
 ANY = -1
@@ -73,6 +73,8 @@ class MovedGoal:
     goal: Graph
     core: Graph
     operands: tuple[Node, ...]
+    spread: bool = False
+    """Whether computed terms that are repeated are multiplied by ones."""
 
     @property
     def moves(self) -> bool:
@@ -92,7 +94,7 @@ class MovedGoal:
         prover knows too little, whether their numbers are equal at the sizes that they have. And
         whether the index map of each operand gives its elements."""
         other = self.restored(self.core)
-        if not isinstance(prove_symbolic(self.goal.outputs, other.outputs), Proved):
+        if not proved_moved(self.goal.outputs, other.outputs):
             few = sum(work(n, {}).flops for n in (*self.goal, *other) if n.args) <= COMPUTED
             if not few or _read([*self.goal.inputs]) > READ or not same_results(self.goal, other):
                 return False
@@ -126,7 +128,7 @@ def moved_goal(goal: Graph, spread: bool = False) -> MovedGoal:
     read = [n for n in topological(outputs) if n.op in LEAVES]
     given = {**{x: x for x in goal.inputs}, **{leaf: moved for moved, leaf in pushing.operands.items()}}
     inputs = tuple([leaf for leaf in given if leaf in read])
-    return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]))
+    return MovedGoal(goal, Graph(inputs, outputs), tuple([given[leaf] for leaf in inputs]), spread)
 
 
 def labelled_goal(goal: Graph) -> tuple[MovedGoal, Labelled]:

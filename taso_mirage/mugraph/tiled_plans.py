@@ -60,7 +60,10 @@ class TiledPlan:
         """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
         where it depends on the sizes that the search had."""
         found = free_goal(self.closure.goal, self.sizes, names)
-        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
+        try:
+            plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
+        except Undecidable:  # a part of a quotient
+            return None
         if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):
             return None
         varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)

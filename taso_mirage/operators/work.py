@@ -88,7 +88,7 @@ def work(node: Node, sizes: Mapping[str, int]) -> Work:
     return Work(flops.total, moved)
 
 
-def sized(type: Any, sizes: Mapping[str, int]) -> Any:
+def sized(type: Any, sizes: Mapping[str, Dim]) -> Any:
     """A type with every symbol at its size."""
     if isinstance(type, tuple):
         return tuple(sized(t, sizes) for t in type)

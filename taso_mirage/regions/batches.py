@@ -149,8 +149,9 @@ def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
     return dict(zip(sorted(free), cycle(numbers), strict=False))
 
 
-def resized(site: RegionSite, sizes: Mapping[str, int]) -> Graph:
-    """A region at other sizes than it was found for. Its inputs are in the order of the site's."""
+def resized(site: RegionSite, sizes: Mapping[str, Dim]) -> Graph:
+    """A region at other sizes than it was found for, which may be names. Its inputs are in the
+    order of the site's."""
     site = replace(site, outputs=over_inputs(site.inputs, site.outputs))
     graph, leaves = canonical_region(region_members(site), site.outputs, sizes)
     unread = {x: variable(f"unread{i}", x.tensor) for i, x in enumerate(site.inputs) if x not in leaves}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.dims import Dim, fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import sized
@@ -26,10 +26,10 @@ def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
 
 
 def canonical_region(
-    members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
+    members: Sequence[Node], results: Sequence[Node], sizes: Mapping[str, Dim]
 ) -> tuple[Graph, dict[Node, Node]]:
-    """The results of `members` at fixed sizes over inputs i0, i1, ..., and the new term of every
-    operand. Scalars stay constants."""
+    """The results of `members` at these sizes, which may be names, over inputs i0, i1, ..., and the
+    new term of every operand. Scalars stay constants."""
     outside = {a for n in members for a in n.args} - set(members)
     done: dict[Node, Node] = {ABSENT: ABSENT}
     inputs: list[Node] = []
@@ -43,6 +43,6 @@ def canonical_region(
     return Graph(tuple(inputs), tuple([done[r] for r in results])), done
 
 
-def _leaf(node: Node, place: int, sizes: SymbolSizes) -> Node:
+def _leaf(node: Node, place: int, sizes: Mapping[str, Dim]) -> Node:
     scalar = is_constant(node) and math.prod(node.shape) == 1
     return node if scalar else variable(f"i{place}", sized(node.tensor, sizes))

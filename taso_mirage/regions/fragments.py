@@ -18,7 +18,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -35,8 +35,8 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
-from taso_mirage.mugraph.free import free_sizes
-from taso_mirage.mugraph.free_moves import free_moves
+from taso_mirage.mugraph.free import FreeSizes, named_dims
+from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
 from taso_mirage.mugraph.goal import LOADED, MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
@@ -166,6 +166,8 @@ class _Growing:
                 if self.kinds.get(node) in kinds and node not in self.region and not late():
                     with contained(node.op, self.report):
                         members = self._grown(node)
+                        if not self._is_free(members):
+                            members = self._grown(node, {n for n in self.kinds if moves_free_axis(n)})
                         if self._accepted(members) and self._worth(members):
                             self._take(members)
 
@@ -214,7 +216,7 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None or self._moves_free_sizes(graph, leaves, results) or _successive_products(found) > PRODUCTS:
+        if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
         if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
@@ -225,16 +227,23 @@ class _Growing:
         free = any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
 
-    def _moves_free_sizes(self, graph: Graph, leaves: Mapping[Node, Node], results: Sequence[Node]) -> bool:
-        """Whether a term of the model moves elements along an axis whose size a run gives: no
-        kernel of free sizes reads them in place."""
-        moved = moved_goal(graph)
+    def _has_every_size(self, members: Sequence[Node], results: Sequence[Node]) -> bool:
+        """Whether the movements of terms along axes whose sizes a run gives are known for every
+        size, and give each label one size."""
+        graph, leaves = canonical_region(members, results, self.sizes)
         terms = {leaf: node for node, leaf in leaves.items()}
-        inputs, outputs = [terms[x].shape for x in graph.inputs], [result.shape for result in results]
-        if not moved.moves or all(isinstance(n, int) for shape in (*inputs, *outputs) for n in shape):
+        shapes = [terms[x].shape for x in graph.inputs]
+        moved = moved_goal(graph)
+        if not moved.moves or all(
+            isinstance(n, int) for shape in (*shapes, *(r.shape for r in results)) for n in shape
+        ):
+            return True
+        try:
+            whole, _ = canonical_region(members, results, named_dims(shapes).symbols)
+        except LookupError:
             return False
-        free = free_sizes(inputs, outputs)
-        return free is None or free_moves(moved, free) is None
+        moves = free_moves(moved, FreeSizes.of_goal(whole))
+        return moves is not None and (len(members) == 1 or moves.sizes.labels(core_labels(graph)) is not None)
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """The terms that a region takes together with a term: if it has several results, the term
@@ -265,8 +274,14 @@ class _Growing:
 
     # ------------------------------------------------------------ growth
 
-    def _grown(self, seed: Node) -> list[Node]:
-        """The largest region around `seed`; users are added before operands."""
+    def _is_free(self, members: Sequence[Node]) -> bool:
+        """Whether a region that moves elements along axes of free sizes has a form for every
+        size."""
+        return not any(map(moves_free_axis, members)) or self._has_every_size(members, self.results(members))
+
+    def _grown(self, seed: Node, without: Collection[Node] = ()) -> list[Node]:
+        """The largest region around `seed`, `without` some terms; users are added before
+        operands."""
         members = list(self._whole(seed))
         growing = True
         while growing:
@@ -274,7 +289,7 @@ class _Growing:
             for each in self._around(members):
                 whole = {*self._whole(each), *self._converted(each)}
                 wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
-                if self._accepted(wider):
+                if self._accepted(wider) and not any(n in without for n in wider):
                     members, growing = wider, True
                     break
         return self._trimmed(members)
@@ -328,9 +343,10 @@ class _Growing:
         return inside | {each for n in below & above for each in self._whole(n)}
 
     def _accepted(self, members: Sequence[Node]) -> bool:
-        if not all(n in self.kinds and n not in self.region for n in members):
+        inside = set(members)
+        if not all(n in self.kinds and n not in self.region and inside.issuperset(self._whole(n)) for n in members):
             return False
-        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
+        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
         given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedKinds
-from taso_mirage.ir.dims import Dim, Symbolic, evaluate
+from taso_mirage.ir.dims import Dim, Symbolic, evaluate, symbol, symbols
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor
+from taso_mirage.meanings.conditions import linear
 from taso_mirage.mugraph.collapsed import equal_results, run_exactly
-from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, with_free_names
+from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, named_dims, with_free_names
 from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.moved_goal import moved_goal
+from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.regions.batches import (
@@ -90,8 +92,7 @@ def free_kind(
     site: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown, prepared: PreparedKinds | None = None
 ) -> EqualRegions | None:
     """The kind of a region that has one kernel for all sizes; None where there is none."""
-    shapes = [n.shape for n in site.inputs], [n.shape for n in site.outputs]
-    free = free_sizes(*shapes)
+    free = free_sizes([n.shape for n in site.inputs], [n.shape for n in site.outputs])
     if free is None:
         return None
     try:
@@ -100,11 +101,33 @@ def free_kind(
         if prepared is not None and prepared.prepared(whole, site.inputs) is not None:
             with_free_names(whole, free)
             return EqualRegions(whole, whole, free=free, measured=measured)
+        goal, free = _with_tiles(site, goal, free, sizes)
         if (goal, free) not in known:
             known[goal, free] = follows(site, goal, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None
     return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
+
+
+def _with_tiles(site: RegionSite, goal: Graph, free: FreeSizes, sizes: SymbolSizes) -> tuple[Graph, FreeSizes]:
+    """The goal at sizes at which those of its labels that are sums have tiles: for the keys of a
+    cache and a new one the cache has one less; and the names in its terms if it moves elements."""
+    if not moved_goal(goal).moves:
+        return goal, free
+    named = named_dims([x.shape for x in site.inputs])
+    free = replace(free, goal=resized(site, named.symbols))
+    moves = free_moves(moved_goal(goal), free)
+    labels = None if moves is None else moves.sizes.labels(core_labels(goal))
+    measured = {name: evaluate(dim, sizes) for name, dim in _dims(site, free).items()}
+    own = {name: instance(size) for name, size in measured.items()}
+    found, alone = dict(own), set(map(str, (labels or {}).values()))
+    for dim in (labels or {}).values():
+        name = next((n for n in sorted(symbols(dim)) if n not in alone and linear(dim, n) == (1, dim - symbol(n))), "")
+        if name and name != str(dim):
+            found[name] = instance(evaluate(dim, measured)) - evaluate(dim - symbol(name), found)
+    if found == own or any(n < LEAST for n in found.values()):
+        return goal, free
+    return resized(site, {each: evaluate(dim, found) for each, dim in named.symbols.items()}), free
 
 
 def other_kind(kind: EqualRegions, site: RegionSite, batched: bool) -> EqualRegions | None:
@@ -135,9 +158,9 @@ def follows(site: RegionSite, goal: Graph, free: FreeSizes) -> bool:
     if moves is None or labels is None:
         return False
     dims, rng = _dims(site, free), np.random.default_rng(0)
-    symbols = sorted(symbols_in([*site.inputs, *site.outputs]))
+    names = sorted(symbols_in([*site.inputs, *site.outputs]))
     for numbers in OTHERS:
-        sizes = fitting_sizes(site, dict(zip(symbols, cycle(numbers), strict=False)))
+        sizes = fitting_sizes(site, dict(zip(names, cycle(numbers), strict=False)))
         if sizes is None:
             return False
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}

@@ -15,7 +15,7 @@ from taso_mirage.emit.cpu.prepared import prepares
 from taso_mirage.emit.gpu.program import TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbol
-from taso_mirage.ir.mugraph import has_free_sizes
+from taso_mirage.ir.mugraph import has_free_sizes, possibly_empty
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.runtime.register import PLAN_FORMAT
 
@@ -90,7 +90,9 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
     """
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_ranges(graph, before).encode(), digest_size=8).hexdigest()}"
-    lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
+    empty = [f"empty {name}" for name in possibly_empty(graph)] if has_free_sizes(graph) else []
+    head = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs)]
+    lines = [*head, *empty, f"entry {entry}"]
     prepared = " prepared" if any(map(prepares, graph)) else ""  # a keyword that older libraries reject
     prepared += " sizes" if has_free_sizes(graph) else ""
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
@@ -143,7 +145,16 @@ def cuda_kernel(
         launches += [f"range {most}"] if most is not None else []
         coded += [replace(image, kernel=image.kernel + first) for image in own]
     lines = [f"taso_mirage {PLAN_FORMAT} cuda", *_lines("input", types[0]), *_lines("output", types[1])]
-    plan = sealed([*lines, *_lines("scratch", scratch), *launches, *(image.line for image in coded)])
+    empty = [name for name in program.empty if all(name in each.empty for each, *_ in ranges)]
+    plan = sealed(
+        [
+            *lines,
+            *(f"empty {name}" for name in empty),
+            *_lines("scratch", scratch),
+            *launches,
+            *(image.line for image in coded),
+        ]
+    )
     key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
     source = "\n\n".join(each.source for each, _, _ in ranges)
     contents = tuple(image.content for image in coded)
@@ -200,11 +211,16 @@ def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
-    return [" ".join((word, type.dtype, *(str(n).replace(" ", "") for n in type.shape or ()))) for type in types]
+    return [" ".join((word, type.dtype, *_texts(type))) for type in types]
 
 
 def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
     """The signature as cpp/plan.cpp writes it: the compiled kernel states it, so that a plan cannot
     give it other tensors."""
-    shown = [" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in inputs]
-    return " ".join([*shown, "->", *(" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in outputs)])
+    shown = [" ".join((t.dtype, *_texts(t))) + "," for t in inputs]
+    return " ".join([*shown, "->", *(" ".join((t.dtype, *_texts(t))) + "," for t in outputs)])
+
+
+def _texts(type: Tensor) -> list[str]:
+    """The dims of a type, each as one word."""
+    return [str(n).replace(" ", "") for n in type.shape or ()]

@@ -69,6 +69,27 @@ def test_parts_that_no_kernel_stores_alone_are_refused() -> None:
     assert np.array_equal(own, np.maximum(numbers, 0))
 
 
+def test_a_cache_in_the_memory_of_its_result_is_not_copied() -> None:
+    """A caller may append rows in place: the rows before them stay where they are."""
+    graph = parted()["carried_rows"]
+    source = generate_cpp(graph)
+    assert source.count("if (inputs[") == 1
+    kernel, rng = NativeKernel(graph), np.random.default_rng(0)
+    inputs = [rng.normal(size=x.shape).astype(np.float32) for x in graph.inputs]
+    (wanted,) = kernel(*inputs)
+    memory = np.zeros(graph.outputs[0].shape, np.float32)
+    rows = memory[:4]
+    rows[:] = inputs[0]
+    rows.flags.writeable = False  # of this view alone
+    kernel.bound([rows, *inputs[1:]], [memory])()
+    assert np.array_equal(memory, wanted)
+
+
+@pytest.mark.parametrize("name", ["carried_columns", "cache"])
+def test_rows_that_lie_otherwise_in_the_result_are_always_copied(name: str) -> None:
+    assert "if (inputs[" not in generate_cpp(parted()[name])
+
+
 def test_parts_of_samples_are_refused() -> None:
     x = leaf("x", "float32", 1, 6)
     joined = term("concat", elementwise(x, "relu"), elementwise(x, "exp"), axis=1)

@@ -39,7 +39,7 @@ def test_movements_reach_the_operands(name: str) -> None:
     assert made.is_equal()
     assert all(is_moved(x) or x in given.inputs for x in made.operands)
     for found, wanted in zip(values(made.restored(made.core)), values(given), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["rotary embedding", "cache and new keys", "gated by halves", "padded"])

@@ -83,7 +83,7 @@ def grouped(channels: int, height: int, width: int, groups: int = 8) -> Instance
 
 
 def test_group_norms_of_all_sizes_are_one_case() -> None:
-    """Also where the sides of the image are the number of groups, or the sides are equal."""
+    """The sides of an image may be equal, or the number of groups."""
     proofs = Proofs()
     square = [grouped(*sizes) for sizes in ((32, 4, 4), (64, 16, 16), (48, 8, 8))]
     keys = {next(cases_of(each)).key for each in square}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import length_goals
 import numpy as np
 import onnx
 import onnxruntime
@@ -82,15 +83,15 @@ def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
 
 
 def test_parts_of_a_free_size() -> None:
-    tile = tile_part("n0", 8)
+    tile = tile_part(N, 8)
     assert part_of(tile) == (N, 8)
     assert part_of(N) is None
     assert part_of(8) is None
     assert [evaluate(tile_count(N, tile), {"n0": n}) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
     assert tile_count(N, 1) == N
     assert tile_count(N, N) == 1
-    assert part_of(tile_part("n0", 8, 2)) == (N, 8)
-    assert tile_part("n0", 8, 2) != tile
+    assert part_of(tile_part(N, 8, 2)) == (N, 8)
+    assert tile_part(N, 8, 2) != tile
 
 
 @pytest.mark.sampled(2)
@@ -388,3 +389,26 @@ def test_a_region_has_a_kernel_for_all_sizes_only_if_its_labels_hang_on_none() -
     spread = term("reduce_sum", term("mul", term("expand", z, shape=(n, 6)), z), axes=(0,), keepdims=1)
     assert kind_of(3, spread, z) is None  # nothing tells the size that is summed over
     assert kind_of(3, term("mul", spread, x), x, z) is None  # nor one that has its size by another label
+
+
+def test_one_session_runs_from_an_empty_cache_to_a_long_one() -> None:
+    """A decoder's step: the kernel in the file reads a cache of any length and the new element, and
+    its function without the library gives the same."""
+    goal = length_goals.step(N, S)
+    search = Search(length_goals.step(2, 255), SearchOptions(), CPU_DEVICE, free=FreeSizes.of_goal(goal))
+    (found,) = search.run(1, 20)
+    assert found.free is not None
+    made = standalone(goal, {"": 20})
+    content = serialize(embed(made, [EmbeddedRegion(goal.inputs, goal.outputs, cpu_kernel(found.free))]))
+    options = onnxruntime.SessionOptions()
+    register(options, content, cuda=False)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    for batch, length in ((1, 0), (2, 1), (1, 15), (3, 16), (1, 17), (2, 63), (1, 64), (1, 255), (1, 8192), (2, 0)):
+        whole = length_goals.step(batch, length)
+        inputs = {x.attr("name"): rng.standard_normal(x.shape).astype(np.float32) for x in whole.inputs}
+        (wanted,) = run(serialize(made), inputs)
+        for (got,) in (session.run(None, inputs), run(content, inputs)):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match="was made for"):
+        session.run(None, inputs | {"mask": np.zeros((2, 1, 1, 4), np.float32)})

@@ -50,13 +50,32 @@ def test_a_rotary_embedding_is_one_region(size: Dim) -> None:
     assert (kind.free is None) == (size == 256)
 
 
-def test_a_concatenation_along_a_free_size_is_outside_of_the_region() -> None:
-    """The result has a size of its own, which a kernel of all sizes reads."""
-    ((fixed, _),) = free_regions(model(attention(255)), {}, 1, False)[0].items()
-    assert any(n.op == "concat" for n in fixed.goal)
-    ((free, _),) = free_regions(model(attention(S)), {"s": 255}, 1, False)[0].items()
-    assert free.free is not None
-    assert not any(n.op == "concat" for n in free.goal)
+def test_a_concatenation_along_a_free_size_is_in_the_region() -> None:
+    """The goal is searched where the keys, not the cache, have whole tiles."""
+    for size in (255, S):
+        ((kind, _),) = free_regions(model(attention(size)), {"s": 255}, 1, False)[0].items()
+        assert any(n.op == "concat" for n in kind.goal)
+        assert kind.goal.inputs[0].shape == (8, 255, 64)
+        assert (kind.free is None) == (size == 255)
+
+
+def test_a_part_that_some_lengths_lack_is_outside_of_the_region() -> None:
+    """A window of 8 keys would begin before the first of fewer."""
+    cache, scale = leaf("cache", 4, S, 64), leaf("scale", 64)
+    window = term("slice", cache, axes=(1,), starts=(S - 8,), ends=(S,), steps=(1,))
+    ((kind, _),) = free_regions(
+        model(Graph((cache, scale), (term("softmax", term("mul", window, scale), axis=2),))), {"s": 64}, 1, False
+    )[0].items()
+    assert not any(n.op == "slice" for n in kind.goal)
+
+
+def test_the_parts_of_an_operator_stay_together() -> None:
+    """The results of the operator have other users each, and would be lanes."""
+    x, w = leaf("x", symbol("b"), 1, 96), leaf("w", 32)
+    parts = term("split", x, axis=2, split=(64, 32))
+    a, b = (term("item", parts, index=i) for i in range(2))
+    results = term("softmax", term("mul", b, w), axis=2), term("relu", term("mul", a, a))
+    assert free_regions(model(Graph((x, w), results)), {"b": 2}, 1, False)[0]
 
 
 def test_rows_that_integers_choose_are_in_the_region_that_reads_them() -> None:

@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 from mugraphs import Pair, kernel, leaf
+from stored_goals import apart, goals
 
 from taso_mirage.devices.cpu import compiler as compilers
 from taso_mirage.devices.cpu.device import CPU_DEVICE
@@ -673,3 +674,27 @@ def test_reading_an_embedded_model_keeps_its_functions() -> None:
     before, after = (onnx.load_from_string(c).functions[0] for c in (content, serialize(again)))
     assert [n.op_type for n in before.node] == [n.op_type for n in after.node]
     assert (before.name, list(before.attribute)) == (after.name, list(after.attribute)) == ("CpuKernel0", ["plan"])
+
+
+# ---------------------------------------------------------------- in place
+
+
+def test_rows_are_appended_to_a_cache_in_place() -> None:
+    """ONNX Runtime gives a node other memory for a result of another size; a caller binds the
+    result to the memory of the cache. Then only the new rows are written."""
+    goal = goals()["carried rows"]
+    content = serialize(
+        embed(standalone(goal, {"": 20}), [EmbeddedRegion.of(goal, goal.inputs, cpu_kernel(apart(goal)))])
+    )
+    session, feed = opened(content), feed_of(goal.inputs)
+    (wanted,) = session.run(None, feed)
+    for _ in range(2):
+        memory = np.zeros(goal.outputs[0].shape, np.float32)
+        memory[:4] = feed["rows"]
+        binding = session.io_binding()
+        for name, x in feed.items():
+            there = memory if name == "rows" else x
+            binding.bind_input(name, "cpu", 0, np.float32, x.shape, there.ctypes.data)
+        binding.bind_output(session.get_outputs()[0].name, "cpu", 0, np.float32, memory.shape, memory.ctypes.data)
+        session.run_with_iobinding(binding)
+        assert np.array_equal(memory, wanted)

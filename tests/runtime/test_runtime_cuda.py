@@ -278,7 +278,7 @@ def free_kernel() -> PlannedNode:
     x = variable("x", Tensor("float16", (n, s, 8)))
 
     def each(y: Node, size: int) -> Node:
-        part = tile_part("n1", size)
+        part = tile_part(symbol("n1"), size)
         leaf = variable("t", Tensor("float16", (1, part, 8)))
         body = Graph((leaf,), (term("exp", leaf),))
         grid, cuts = (n, tile_count(s, part)), ((0, 1),)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from taso_mirage.emit.cpu.lazy_tensors import contiguous
 from taso_mirage.emit.cpu.nests import memory_type
 from taso_mirage.emit.cpu.printer import static_cast
 from taso_mirage.emit.statements import Expression, expression, sum_of, v
@@ -23,6 +24,14 @@ ALIGNMENT = 64
 def source(node: Node) -> tuple[Node, int]:
     """The kernel of a value, and the number of its result."""
     return (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
+
+
+def is_copy(node: Node) -> bool:
+    """Whether a kernel gives its operand as it is, each block the part that it reads."""
+    if traits(node).lowering is not Lowering.KERNEL or len(node.args) != 1:
+        return False
+    body = node.attr("body")
+    return bool(body.outputs == body.inputs and node.attr("imap") == node.attr("omap") and node.attr("loop") == 1)
 
 
 def tensor_bytes(type: Tensor) -> Dim:
@@ -76,6 +85,16 @@ class Places:
     def strides_of(self, node: Node) -> Shape | None:
         """The strides of a part of a result; None for a dense tensor."""
         return self.strides.get(source(node))
+
+    def elsewhere(self, node: Node) -> Expression | None:
+        """For a kernel that copies an input to a part of a result whose elements lie as those of
+        the input: whether the caller gave other memory for it. None for any other kernel."""
+        if (node, 0) not in self.parts or not is_copy(node) or node.args[0] not in self.graph.inputs:
+            return None
+        input, (place, part) = node.args[0], self.parts[node, 0]
+        pairs = zip(input.shape, contiguous(input.shape), self.strides[node, 0], strict=True)
+        dense = all(own == stride for n, own, stride in pairs if n != 1)
+        return self.of(input)[0].differs(place) if dense and part == input.tensor else None
 
     def of(self, node: Node) -> tuple[Expression, Tensor]:
         return self.found[source(node)]

@@ -232,6 +232,8 @@ class TritonProgram:
     batch: Batch | None = None
     sizes: tuple[str, ...] = ()
     """The names of sizes that only a run knows."""
+    empty: tuple[str, ...] = ()
+    """The names of sizes that may be 0 in a run whose results have elements."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)

@@ -263,7 +263,7 @@ std::vector<size_t> given_sizes(const Node& node, const plan::Sizes& sizes) {
   std::vector<size_t> found;
   for (const std::string& name : node.plan.names) {
     const int64_t size = sizes.find(name)->second;
-    bool delivered = size > 0;
+    bool delivered = size > 0 || std::find(node.plan.empty.begin(), node.plan.empty.end(), name) != node.plan.empty.end();
     for (const plan::Type& each : node.plan.outputs)
       for (const plan::Expression& dim : each.dims)
         for (const std::string& other : dim.names()) delivered = delivered || other == name;

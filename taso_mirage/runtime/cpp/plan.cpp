@@ -278,6 +278,10 @@ void statement(const std::vector<std::string_view>& line, Plan& found) {
   if (line[0] == "input") return add(found.inputs, type(line));
   if (line[0] == "output") return add(found.outputs, type(line));
   if (line[0] == "scratch" && found.cuda) return add(found.scratch, type(line));
+  if (line[0] == "empty") {
+    expect(line, 2, 2);
+    return add(found.empty, std::string(line[1]));
+  }
   if (line[0] == "kernel" && found.cuda) return add(found.kernels, kernel(line));
   if (line[0] == "cluster" && found.cuda) return cluster(line, found);
   if (line[0] == "range" && found.cuda) return range(line, found);
@@ -374,6 +378,8 @@ void complete(Plan& found) {
   for (const Type& each : found.outputs) names_given(each.dims, names, "an output");
   for (const Type& each : found.scratch) names_given(each.dims, names, "scratch memory");
   for (const Kernel& each : found.kernels) names_given(each.grid, names, "a grid");
+  for (const std::string& name : found.empty)
+    if (names.find(name) == names.end()) throw Problem("the size " + quoted(name) + " may be 0, but no input gives it");
   arguments_given(found);
   maps_given(found, names);
   sizes_possible(found);

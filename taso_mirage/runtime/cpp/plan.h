@@ -5,6 +5,7 @@
 //   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)//8
 //                                             (/ must come out even, // rounds down)
 //   scratch float32 rows 16                   what passes between kernels
+//   empty rows                                a named size that may be 0 although results have elements then: nothing is summed over it alone
 //   kernel rows/8 96 1 i0 i1 s0 n0            one launch: its grid, then its arguments: inputs, outputs and scratch by number, and named sizes
 //                                             by theirs, as int32 (a grid with names may be 0, where there is no sample: nothing is launched)
 //   cluster 8                                 the launch before is one of clusters: so many neighbours along the first dim of its grid run as one
@@ -138,6 +139,7 @@ struct Plan {
   std::string entry;
   std::vector<Type> inputs, outputs, scratch;
   std::vector<std::string> names;  // of sizes, in the order in which inputs give them
+  std::vector<std::string> empty;  // names of sizes that may be 0 in a run with results
   std::vector<Kernel> kernels;
   std::vector<Range> ranges;
   std::vector<Image> images;
