@@ -12,23 +12,24 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
-from urllib.parse import quote
-
-from typing_extensions import TypedDict
+from typing import Any, cast
 
 from taso_mirage import api
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError, RuntimeUnavailable, TasoMirageError
+from taso_mirage.folder_report import FolderReport, ModelRow, earlier_digests, new_row, shown_row
+from taso_mirage.measure.cluster import Cluster, NotBegun
 from taso_mirage.onnx_io.files import data_beside, files_of
+from taso_mirage.optimize_options import Options, options_of
 from taso_mirage.report.data import or_null
 from taso_mirage.report.pages import render_template
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Candidates, Progress, Stop, quiet, unseen
 from taso_mirage.system.files import file_digests, write_file
 from taso_mirage.system.locks import locked
-from taso_mirage.system.terminal import duration, plural
+from taso_mirage.system.terminal import plural
 from taso_mirage.system.toml import read_json
 from taso_mirage.system.wording import option
 from taso_mirage.version import __version__
@@ -36,52 +37,11 @@ from taso_mirage.version import __version__
 PAGE, DATA = "index.html", "index.json"
 MINUTES = 120
 """The number of seconds from which times are given in minutes."""
-APART = {"output", "report", "certificate", "trace", "progress", "candidates", "stop", "command", "began"}
+APART = {"output", "report", "certificate", "trace", "progress", "candidates", "stop", "command", "began", "scheduler"}
 """Options that do not affect a result, or that a folder sets for each model."""
 
-ModelState = Literal["waiting", "faster", "kept", "check failed", "interrupted", "failed"]
-
-
-class ModelRow(TypedDict):
-    """The result of one model of a folder. Paths are from the folder, or from that of the
-    results."""
-
-    model: str
-    state: ModelState
-    """`check failed`: a rewrite was left out, the rest is written. `interrupted`: the best until
-    then is written, and the next run does it again. `failed`: nothing is written, and the results
-    of an earlier run stay where they are of the same files."""
-    before: float | None
-    """Seconds of a run of the original."""
-    after: float | None
-    ratio: float | None
-    """How many times as fast the result is."""
-    measured: bool
-    """Whether these are measured, or predicted."""
-    report: str | None
-    notes: list[str]
-    error: str | None
-    exit_code: int
-    seconds: float
-    """The seconds spent on the model."""
-    options: str
-    """The digest of the options and of the version."""
-    read: dict[str, str]
-    """SHA-256 of the files that `written` was made from."""
-    written: dict[str, str]
-    """SHA-256 of the results that are there, of an earlier run where the state is `waiting` or
-    `failed`."""
-
-
-class FolderReport(TypedDict):
-    """`index.json`: one report of all models below a folder."""
-
-    taso_mirage: str
-    """The version."""
-    folder: str
-    budget: float | None
-    """Seconds that each model may take; null: without a limit."""
-    models: list[ModelRow]
+AHEAD, FEW = 2, 8
+"""Models for each worker, and in all at least, whose files are sent before a worker is free."""
 
 
 class Folder:
@@ -103,6 +63,7 @@ class Folder:
         self.clock = clock
         self.source, self.output = source, output or _beside(source)
         self.options = {k: v for k, v in (options or {}).items() if k not in APART}
+        self.scheduler: str | None = (options or {}).get("scheduler")
         self._began: float | None = (options or {}).get("began")
         self._ending: float | None = None
         self._digest = _digest_of(self.options)
@@ -110,7 +71,8 @@ class Folder:
             raise InvalidOption(
                 f"{option('output', self.output)} would overwrite models of {source}; name another folder"
             )
-        self._budget = self._asked().budget
+        asked = self._asked()
+        self._budget, self.target = asked.budget, asked.place
         self.rows: dict[str, ModelRow] = {}
         try:
             self._look()
@@ -120,9 +82,9 @@ class Folder:
             with locked(self.output):  # another run may be writing, which is reported then
                 self._look()
 
-    def _asked(self) -> api.Options:
+    def _asked(self) -> Options:
         """Check the options as far as they do not depend on a model. Raises InvalidOption."""
-        asked = api.options_of(self.options)
+        asked = options_of(self.options | {"scheduler": self.scheduler})
         asked.config()
         return asked
 
@@ -168,8 +130,8 @@ class Folder:
     def _row(self, name: str, known: ModelRow | None) -> ModelRow:
         if known is not None and self._done(name, known):
             return known
-        row = _row(name, "waiting", self._digest)
-        return row | {"read": _said(known, "read"), "written": _said(known, "written")}
+        row = new_row(name, "waiting", self._digest)
+        return row | {"read": earlier_digests(known, "read"), "written": earlier_digests(known, "written")}
 
     def _refuse_foreign(self) -> None:
         """Raise InvalidOption if a result would overwrite a file that no earlier run wrote, or that
@@ -230,19 +192,45 @@ class Folder:
 
         The report is written again. Raises OutputError if that fails.
         """
-        begun, result, read = self.clock(), None, dict[str, str]()
+        begun = self.clock()
         heard: dict[str, Any] = {"progress": progress, "stop": stop, "candidates": candidates}
+        made = self._made(name, heard | {"began": begun, "budget": self._share(begun)})
+        self._record(made[0])
+        return made
+
+    def optimize_on(self, there: Cluster, stop: Stop | None = None) -> Iterator[tuple[ModelRow, Result | None]]:
+        """Optimize all waiting models on workers, each with the whole budget; their rows come as
+        the workers end. A model that an interrupt kept from being begun has no row."""
+        threads = ThreadPoolExecutor(max(AHEAD * there.count, FEW))
+        heard = {"stop": stop, "budget": self.budget}
         try:
-            heard |= {"began": begun, "budget": self._share(begun)}
+            made = [threads.submit(self._made, name, heard, there) for name in self.waiting]
+            for each in as_completed(made):
+                with suppress(NotBegun):
+                    self._record(each.result()[0])
+                    yield each.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _made(
+        self, name: str, heard: Mapping[str, Any], there: Cluster | None = None
+    ) -> tuple[ModelRow, Result | None]:
+        """Optimize one model; its row contains an error."""
+        begun, result, read = self.clock(), None, dict[str, str]()
+        try:
             read = self._readable(name)
-            result = self._optimized(name, heard)
-            row = self._row_of(name, result, stop) | {"read": read}
+            result = self._optimized(name, heard, there)
+            row = self._row_of(name, result, heard.get("stop")) | {"read": read}
+        except NotBegun:
+            raise
         except Exception as error:  # also a bug, which must not stop the other models
             row = self._failed(name, read, error)
-        row["seconds"] = self.clock() - begun
-        self.rows[name] = row
-        self.write()
+        row["seconds"] = result.spending.seconds if result and there else self.clock() - begun
         return row, result
+
+    def _record(self, row: ModelRow) -> None:
+        self.rows[row["model"]] = row
+        self.write()
 
     def _share(self, now: float) -> float:
         """Seconds for the next model: the budget, or less if earlier models were late, so that all
@@ -273,17 +261,19 @@ class Folder:
                     if earlier["written"].get(path) == there[path]:
                         (self.output / path).unlink()
             there = self._there(name)
-        row = _row(name, "failed", self._digest) | {"error": said, "exit_code": code}
+        row = new_row(name, "failed", self._digest) | {"error": said, "exit_code": code}
         old = there.items() <= earlier["written"].items()
         return row | {"read": earlier["read"] if old else dict(read), "written": there}
 
-    def _optimized(self, name: str, heard: Mapping[str, Any]) -> Result:
+    def _optimized(self, name: str, heard: Mapping[str, Any], there: Cluster | None) -> Result:
         source, output = self.source / name, self.output / name
         _make(output.parent)
         command = ["taso-mirage", "optimize", str(source), "-o", str(output)]
         files = {"output": output, "report": _page(output), "command": command}
-        _, result = api.optimize(source, return_result=True, **{**self.options, **files, **heard})
-        return result
+        options = {**self.options, **files, **heard}
+        if there is not None:
+            return api.optimize_on(there, source, options_of(options))
+        return api.optimize(source, return_result=True, **options)[1]
 
     def _row_of(self, name: str, result: Result, stop: Stop | None) -> ModelRow:
         timing = result.timing
@@ -291,8 +281,9 @@ class Folder:
         before, after = cost if timing is None else (timing.original, timing.optimized)
         ratio = timing.ratio if timing is not None else before / after if after else 1.0
         page = _page(Path(name)).as_posix()
-        row = _row(name, "faster" if result.changed else "kept", self._digest)
+        row = new_row(name, "faster" if result.changed else "kept", self._digest)
         row |= {"before": before, "after": after, "ratio": ratio, "measured": timing is not None, "report": page}
+        row |= {"machine": result.machine}
         row |= {"notes": list(result.notes), "written": self._there(name)}
         if not result.changed:
             row |= {"after": before, "ratio": 1.0}
@@ -334,6 +325,8 @@ class Folder:
         said = f"{plural(count, 'model')}: {count - left} done before, {left} to do, "
         if math.isinf(self.budget):
             return f"{said}without a time limit"
+        if self.scheduler is not None:
+            return f"{said}at most {self.budget:g} s each, on the workers of {self.scheduler}"
         total = left * self.budget
         together = f"{total:g} s" if total < MINUTES else f"{total / 60:.3g} minutes"
         return f"{said}at most {self.budget:g} s each ({together} in total)"
@@ -356,59 +349,12 @@ class Folder:
     def write(self) -> None:
         """Write both forms of the report, each completely or not at all."""
         write_file(self.output / DATA, json.dumps(self.as_data(), indent=2, allow_nan=False) + "\n")
-        rows = [{**row, **_shown(row)} for row in self.rows.values()]
+        rows = [{**row, **shown_row(row)} for row in self.rows.values()]
         said = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         page = render_template(
             "index.html", title=f"{self.source.resolve().name}: {said}", rows=rows, gain=self.gain, said=said
         )
         write_file(self.output / PAGE, page.encode(errors="replace"))
-
-
-def row_text(row: ModelRow) -> str:
-    """The result of a model, on one line."""
-    if row["state"] == "failed":
-        return f"{row['model']}: failed: {row['error']}"
-    gained = "" if row["ratio"] is None else f", {_shown(row)['ratio']} times as fast"
-    return f"{row['model']}: {row['state']}{gained if row['state'] != 'kept' else ''}"
-
-
-def _shown(row: ModelRow) -> dict[str, str]:
-    """How the page shows a row."""
-    before, after = ("" if each is None else duration(each) for each in (row["before"], row["after"]))
-    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    said = [] if row["error"] is None else [row["error"]]
-    return {
-        "before": before,
-        "after": after,
-        "ratio": ratio if row["measured"] or not ratio else f"{ratio} (predicted)",
-        "link": "" if row["report"] is None else quote(os.fsencode(row["report"])),
-        "said": "; ".join([*said, *row["notes"]] if row["state"] != "check failed" else row["notes"]),
-    }
-
-
-def _row(name: str, state: ModelState, options: str) -> ModelRow:
-    return {
-        "model": name,
-        "state": state,
-        "before": None,
-        "after": None,
-        "ratio": None,
-        "measured": False,
-        "report": None,
-        "notes": [],
-        "error": None,
-        "exit_code": 0,
-        "seconds": 0.0,
-        "options": options,
-        "read": {},
-        "written": {},
-    }
-
-
-def _said(known: Mapping[str, Any] | None, field: str) -> dict[str, str]:
-    """The digests of files in an earlier row, which are kept until the files are written anew."""
-    found = (known or {}).get(field)
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def _page(output: Path) -> Path:

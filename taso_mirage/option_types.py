@@ -47,7 +47,7 @@ class OptimizeOptions(TypedDict, total=False):
     measure: bool
     """Whether operators and models are measured; otherwise costs are estimated by a roofline."""
     scheduler: str | None
-    """The address of a Dask scheduler whose workers measure operators."""
+    """The address of a Dask scheduler whose workers do all work."""
     explain: bool
     """Whether every change is explained, with its place, its gain and its proof."""
     report: str | Path | None

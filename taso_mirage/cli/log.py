@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from taso_mirage.cli.interrupt import CtrlC
 from taso_mirage.errors import CheckFailed, TasoMirageError
-from taso_mirage.folder import FolderReport
+from taso_mirage.folder_report import FolderReport
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.data import ResultData, Times, or_null, times_data
 from taso_mirage.search.config import SPENT

@@ -98,8 +98,8 @@ _KernelMode = Annotated[
     str | None,
     typer.Option(
         metavar="off|cached|search",
-        help="Fused kernels: off, search, or cached (only kernels found here before). Default: search, or off with --portable, "
-        "--no-measure or --scheduler. Kernels run where taso_mirage.register was called; elsewhere the model runs its "
+        help="Fused kernels: off, search, or cached (only kernels found here before). Default: search, or off with --portable "
+        "or --no-measure. Kernels run where taso_mirage.register was called; elsewhere the model runs its "
         "ordinary operators.",
     ),
 ]
@@ -125,7 +125,10 @@ _Measure = Annotated[
 ]
 _Scheduler = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Measure operators on the workers of this Dask scheduler (tcp://host:8786)."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="Work on the workers of this Dask scheduler (tcp://host:8786): of a folder, one model on each at a time.",
+    ),
 ]
 _Explain = Annotated[bool, typer.Option("--explain", help="Print every change with its place, its gain and its proof.")]
 _Page = Annotated[
@@ -317,14 +320,15 @@ def _optimize_model(model: Path, options: Mapping[str, Any], log: Log | None, sh
 
 def _optimized(model: Path, options: Mapping[str, Any], log: Log | None, shown: Shown) -> Result:
     from taso_mirage import api
+    from taso_mirage.optimize_options import options_of
     from taso_mirage.report import summary
 
     if log is not None:
-        log.start(1, api.options_of(options).budget)
+        log.start(1, options_of(options).budget)
     with summary.Stages(quiet=log is not None or not shown.progress) as stages, interruptible() as stop:
         own = {"stop": stop, "command": ["taso-mirage", *sys.argv[1:]]}
         own |= _heard(stages, log, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-        if log is None and not shown.quiet and not options["may_grow"] and asking():
+        if log is None and not shown.quiet and not options["may_grow"] and "scheduler" not in options and asking():
             own["may_grow"] = stages.asked
         return api.optimize(model, return_result=True, **{**options, **own})[1]
 
@@ -347,7 +351,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
                 log.start(len(folder.waiting), folder.budget)
             if not shown.quiet:
                 say(folder.plan, err=True)
-            _optimize_each(folder, log, shown)
+            (_optimize_each if folder.scheduler is None else _optimize_on_workers)(folder, log, shown)
     except CtrlC as given_up:
         said = str(given_up) or "interrupted; finished models are kept, and the same command continues from there"
         if log is not None:
@@ -363,7 +367,7 @@ def _optimize_folder(source: Path, options: Mapping[str, Any], log: Log | None, 
 
 
 def _optimize_each(folder: Folder, log: Log | None, shown: Shown) -> None:
-    from taso_mirage.folder import row_text
+    from taso_mirage.folder_report import row_text
     from taso_mirage.report import data, summary
 
     names = folder.waiting
@@ -380,6 +384,33 @@ def _optimize_each(folder: Folder, log: Log | None, shown: Shown) -> None:
             log.result(data.result_data(result, folder.source / name, result.written))
         elif row["error"] is not None:
             log.error(row["error"], row["exit_code"])
+        if stop.asked:
+            raise CtrlC("interrupted; the same command continues from here")
+
+
+def _optimize_on_workers(folder: Folder, log: Log | None, shown: Shown) -> None:
+    """Optimize models on the workers of a scheduler, several at a time, each on a worker of its
+    own."""
+    from taso_mirage.folder_report import row_text
+    from taso_mirage.measure.cluster import cluster
+    from taso_mirage.report import data, summary
+
+    count = len(folder.waiting)
+    if not count or folder.scheduler is None:
+        return
+    keeping = "the best results so far of the models that workers are at"
+    with cluster(folder.scheduler, folder.target) as there, interruptible(keeping, begun=True) as stop:
+        for i, (row, result) in enumerate(folder.optimize_on(there, stop), 1):
+            if log is None:
+                say_lines([] if shown.quiet else [f"{i}/{count} {row_text(row)}"])
+                if shown.timing and result is not None:
+                    summary.show_spending(result.spending)
+                continue
+            log.begin(folder.source / row["model"])
+            if result is not None:
+                log.result(data.result_data(result, folder.source / row["model"], result.written))
+            elif row["error"] is not None:
+                log.error(row["error"], row["exit_code"])
         if stop.asked:
             raise CtrlC("interrupted; the same command continues from here")
 

@@ -85,7 +85,7 @@ def mutants_command(
     config = Config(measure=measure, shapes=((parse_shape(loaded, shape or []), 1.0),), target=named(target))
     about = _About(model, loaded, representative(loaded, config), measure, limit)
     chosen = None if node is None else part(loaded, node, about.sizes)
-    with Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop, measuring(config) as (cache, _):
+    with Stages(quiet=as_json) as stages, interruptible(FOUND, begun=True) as stop, measuring(config) as cache:
         term = _term(about, config, cache)
         clock = _Clock(budget, stop)
         found: _Listed | _Found

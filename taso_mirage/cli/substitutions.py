@@ -6,6 +6,7 @@ Heavy modules are imported when the commands run.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,9 @@ from taso_mirage.system.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
+    from taso_mirage.measure.cluster import Cluster
     from taso_mirage.prove.rules.recheck import RuleVerdict
     from taso_mirage.rewriting.library import Rule
 
@@ -37,6 +40,16 @@ _Workers = Annotated[
     int | None,
     typer.Option(min=1, max=LARGEST_COUNT, metavar="N", help="Number of processes (default: one for each core)."),
 ]
+
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Use the workers of this Dask scheduler (tcp://host:8786)."),
+]
+
+
+def _require_one(workers: int | None, scheduler: str | None) -> None:
+    if workers is not None and scheduler is not None:
+        raise InvalidOption("--workers and --scheduler exclude each other: the scheduler has its own workers")
 
 
 @app.command("list")
@@ -181,6 +194,7 @@ def verify(
     ] = 1,
     typings: _Typings = 320,
     workers: _Workers = None,
+    scheduler: _Scheduler = None,
     laws: _Laws = False,
     strict: _Strict = False,
     record: _Record = None,
@@ -192,18 +206,28 @@ def verify(
     """
     from taso_mirage.prove.rules.recheck import law_rules, recheck_bar, recheck_rules
 
+    _require_one(workers, scheduler)
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
     if record is not None and not laws:
         raise InvalidOption("--record is for laws: with --laws")
     stated = law_rules() if laws else None
     rules = _selected(files or [], rule or [], stated)
-    with recheck_bar(len(rules), quiet=as_json) as progress:
-        verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress, laws))
+    with _used_workers(scheduler) as there, recheck_bar(len(rules), quiet=as_json) as progress:
+        executor, count = (None, workers or cores()) if there is None else (there.executor(), there.count)
+        verdicts = list(recheck_rules(rules, seed, typings, count, progress, laws, executor))
     if record is not None and stated is not None:
         _record_cases(record, stated, verdicts, others=bool(rule))
     _say_verdicts(verdicts, as_json)
     _require_proved(verdicts, strict)
+
+
+def _used_workers(scheduler: str | None) -> AbstractContextManager[Cluster | None]:
+    if scheduler is None:
+        return nullcontext()
+    from taso_mirage.measure.cluster import cluster
+
+    return cluster(scheduler, None)
 
 
 def _record_cases(folder: Path, laws: Sequence[Rule], verdicts: Sequence[RuleVerdict], others: bool) -> None:
@@ -270,10 +294,7 @@ def generate(
         ),
     ] = 0,
     workers: _Workers = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Use the workers of this Dask scheduler (tcp://host:8786)."),
-    ] = None,
+    scheduler: _Scheduler = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Output folder.")] = Path(
         "substitutions"
@@ -285,8 +306,7 @@ def generate(
     """
     from taso_mirage.generate import pipeline
 
-    if workers is not None and scheduler is not None:
-        raise InvalidOption("--workers and --scheduler exclude each other: the scheduler has its own workers")
+    _require_one(workers, scheduler)
     options = pipeline.GenerateOptions(ops, tuple(family or ()), seed, workers or cores(), scheduler, resume, output)
     try:
         pipeline.generate(options)

@@ -17,7 +17,7 @@ from taso_mirage.generate.candidates import Proposed, RuleCandidate, propose
 from taso_mirage.generate.family import families, load_family
 from taso_mirage.generate.readme import refresh, write_timings
 from taso_mirage.generate.settling import Needed, Outcome, renamed, settle_candidate
-from taso_mirage.measure.remote import scheduler_client
+from taso_mirage.measure.cluster import cluster
 from taso_mirage.rewriting.library import RejectedRule, Rule, parse_rules, write_rejected, write_rules
 from taso_mirage.system.files import write_file
 from taso_mirage.system.locks import locked
@@ -172,10 +172,8 @@ def _executor(options: GenerateOptions) -> Iterator[Executor]:
     """Processes of this machine, or a Dask scheduler's workers; an interrupt cancels the jobs that
     have not begun."""
     if options.scheduler is not None:
-        with scheduler_client(options.scheduler) as client:
-            if any(threads > 1 for threads in client.nthreads().values()):
-                raise InvalidOption(f"{options.scheduler}: start its workers with one thread each (--nthreads 1)")
-            yield client.get_executor()
+        with cluster(options.scheduler, None) as there:
+            yield there.executor()
         return
     with process_pool(options.workers) as processes:
         yield processes

@@ -120,7 +120,7 @@ def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:
     weights, proofs = dict(model.weights), Proofs(proofs_path(config.cache))
     cache = job.cache if config.measure else None
     equations = config.applied.equations
-    rewriter = Rewriter(model, config.target, workloads, equations, weights, cache, job.executor, proofs)
+    rewriter = Rewriter(model, config.target, workloads, equations, weights, cache, None, proofs)
     said = dropped(model.header)
     job.remarks += [] if said is None else [said]
     return Problem(model, config.target, workloads, weights, proofs, rewriter)
@@ -131,7 +131,7 @@ def rewriter_for(job: Job, problem: Problem, target: Target, measured: bool = Tr
     alone. Both share the runtime's answers about operators and the values of weights."""
     known, cache = problem.rewriter, job.cache if job.config.measure and measured else None
     about = problem.model, target, problem.workloads, known.equations, problem.weights
-    made = Rewriter(*about, cache, job.executor, problem.proofs, known.known.available)
+    made = Rewriter(*about, cache, None, problem.proofs, known.known.available)
     made.known.holding = known.known.holding
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +42,8 @@ def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop
 
 @dataclass(slots=True)
 class Job:
-    """State that all stages of one optimization share: the options, progress, interrupts, the cache
-    of measurements, and the executor whose machines measure.
+    """State that all stages of one optimization share: the options, progress, interrupts, and the
+    cache of measurements.
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `regions`
@@ -58,7 +58,6 @@ class Job:
     progress: Progress
     stop: Stop
     cache: CostCache
-    executor: Executor | None = None
     remarks: list[str] = field(default_factory=list)
     failure: str | None = None
     kept: str | None = None

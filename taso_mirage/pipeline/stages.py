@@ -183,7 +183,7 @@ def explain(job: Job, result: Result) -> Result:
     seconds, began = 0.0 if job.stop.asked else min(MEASURING, job.deadline.left()), time.monotonic()
     profiled = profile(job, result, PROFILE_SHARE * seconds)
     left = max(began + seconds - time.monotonic(), 0.0)
-    known = job.config if left > 0 else replace(job.config, measure=False, scheduler=None)
+    known = job.config if left > 0 else replace(job.config, measure=False)
     listed = explained(result, known, job.progress, left)
     if profiled is not None:
         listed = by_counted_gain(placed_in_model(result, listed, profiled))
@@ -313,8 +313,8 @@ def _run_stages(
     try:
         with child().within(deadline):
             with _backend(config) as backend, _searchers(config) as ready:
-                with measuring(config) as (cache, executor):
-                    job = Job(config, progress, stop, cache, executor, deadline=deadline, reading=reading)
+                with measuring(config) as cache:
+                    job = Job(config, progress, stop, cache, deadline=deadline, reading=reading)
                     job.terms = len(model.nodes())
                     job.nested, job.backend, job.searchers = optimize_model, backend, ready
                     if config.trace is not None:

@@ -97,7 +97,8 @@ class Result:
     passes, if they change it and it was measured no slower. `let_through`: rules that turn
     decisions of quantizers, which the user allowed, with their errors; the cases then have the
     model's results as the original's. `seconds` are those of each stage; `spending` is the account
-    of all seconds; `left`: kernels that there was no time for; `written`: the files.
+    of all seconds; `left`: kernels that there was no time for; `written`: the files; `machine`: the
+    target, machine and runtime that measured.
     """
 
     original: Model
@@ -133,6 +134,7 @@ class Result:
     unfused: Model | None = field(default=None, repr=False, compare=False)
     left: Leftover | None = None
     spending: Spending = field(default_factory=Spending, repr=False, compare=False)
+    machine: str | None = None
 
     def __repr__(self) -> str:
         """One line; `notes`, `changes` and `timing` have the rest."""

@@ -64,8 +64,8 @@ def result_costs(result: Result, config: Config, seconds: float) -> Iterator[tup
     ends, after so many seconds."""
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
-    with measuring(config) as (cache, executor):
-        term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+    with measuring(config) as cache:
+        term = Weighted(context, result.workloads, cache if config.measure else None)
         end = time.monotonic() + seconds
         term.measure_until(end)
         yield term, end

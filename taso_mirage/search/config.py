@@ -4,15 +4,13 @@ and the cache of measurements."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
-from taso_mirage.measure import remote
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import CostCache, cache_path
 from taso_mirage.measure.native import Arrays
@@ -66,8 +64,7 @@ class Config:
 
     `budget`: seconds of everything except reading and writing. `seconds`: the largest number of
     seconds of one comparison of whole models. `shapes`: sets of named sizes, each with its weight.
-    `inputs`: the user's own, for the check and the timing. `scheduler`: the address of a Dask
-    scheduler whose workers measure operators; whole models are measured here. `part`: the model is
+    `inputs`: the user's own, for the check and the timing. `part`: the model is
     a part of another one, which is measured as a whole afterwards, so a candidate that is predicted
     to be faster and measured no slower is taken. `partial`: whether mutants with corrections take
     part in the search. `run_limit`: seconds that the runtime may take for one load, run or
@@ -91,7 +88,6 @@ class Config:
     target: Target = CPU
     strategy: str = "best-first"
     portable: bool = False
-    scheduler: str | None = None
     partial: bool = True
     run_limit: float = LIMIT
     rules: RuleSet | None = None
@@ -109,10 +105,6 @@ class Config:
         if self.strategy not in STRATEGIES:
             raise InvalidOption(
                 f"{option('strategy', self.strategy)} is not known; the strategies are: {', '.join(STRATEGIES)}"
-            )
-        if self.scheduler is not None and not self.measure:
-            raise InvalidOption(
-                f"{option('scheduler')} and {option('measure', False)} exclude each other: the workers only measure"
             )
         for pattern in () if self.allow_rounding is None else self.allow_rounding.rules:
             _ = self.applied - pattern  # raises if no rule has such a name
@@ -171,15 +163,10 @@ class Stop:
 
 
 @contextmanager
-def measuring(config: Config) -> Iterator[tuple[CostCache, Executor | None]]:
-    """The cache of measurements, and the executor whose machines measure (None: this one)."""
-    there = config.scheduler if config.measure else None
-    path = (config.cache or cache_path()) if config.measure else None
-    with (
-        remote.executor(there, config.target) if there is not None else nullcontext() as executor,
-        closing(CostCache(path)) as cache,
-    ):
-        yield cache, executor
+def measuring(config: Config) -> Iterator[CostCache]:
+    """The cache of measurements; without measurements, one in memory."""
+    with closing(CostCache((config.cache or cache_path()) if config.measure else None)) as cache:
+        yield cache
 
 
 def weighted_sizes(model: Model, config: Config) -> list[tuple[dict[str, int], float]]:

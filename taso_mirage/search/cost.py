@@ -147,7 +147,7 @@ class Roofline:
 
 
 class MeasuredCost:
-    """The cost of fusion contexts measured on ONNX Runtime, here or on an executor's machine.
+    """The cost of fusion contexts measured on ONNX Runtime, by the child process or by an executor.
 
     If that is impossible, the cost is the roofline times the error of the roofline at the measured
     terms, so measured and predicted terms of a graph are on one scale.
@@ -286,7 +286,7 @@ def _clocked(target: Target) -> Target:
 
 
 def _number(answer: Any) -> float:
-    """Validate a measurement from another machine, which may be anything. Raises ValueError or
+    """Validate a measurement. Raises ValueError or
     TypeError if it is not a number of seconds or nodes."""
     number = float(answer)
     if not 0 <= number < math.inf:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo.convert_frame import compile_lock
 
-from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.optimize_options import Options
 from taso_mirage.report.result import Result
 from taso_mirage.search.effort import effort_named
 from taso_mirage.torch.functionalization import (

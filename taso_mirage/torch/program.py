@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.optimize_options import Options
 from taso_mirage.report.result import Result
 from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.targets.onnx_runtime import first_line

@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from taso_mirage.api import Options, optimize
+from taso_mirage.api import optimize
 from taso_mirage.errors import InputsRefused, InvalidOption, TasoMirageError, Unsupported
+from taso_mirage.optimize_options import Options
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.target import CPU
 from taso_mirage.targets.cuda.session import session_on_stream

@@ -17,10 +17,12 @@ from commandline import run
 from onnx import helper, numpy_helper
 
 from taso_mirage import api
-from taso_mirage.api import Options, optimize
+from taso_mirage import optimize_options as options
+from taso_mirage.api import optimize
 from taso_mirage.cli import commands
 from taso_mirage.errors import CheckFailed, InvalidModel, InvalidOption
 from taso_mirage.onnx_io.files import from_memory as read
+from taso_mirage.optimize_options import Options
 from taso_mirage.pipeline.stage import Job, Kept, Stage
 from taso_mirage.pipeline.stage import run as run_stages
 from taso_mirage.pipeline.stages import CONCLUDED, FINISH, SEARCH
@@ -193,7 +195,9 @@ def test_rules_can_be_left_out_and_added(tmp_path: Path) -> None:
         optimize(twice(), rules=[tmp_path / "mine.toml"], **QUICK)
     generated = next(rule for rule in library.load_rules() if rule.equation.lhs.outputs[0].op == "relu")
     library.write_rules(tmp_path / "mine.toml", [replace(generated, name="mine.0")])
-    assert named(api.Options(rules=[tmp_path / "mine.toml"]).config(read(twice())).applied.equations)[-1] == "mine.0"
+    assert (
+        named(options.Options(rules=[tmp_path / "mine.toml"]).config(read(twice())).applied.equations)[-1] == "mine.0"
+    )
     assert "--rules" in run("optimize", "--help").stdout
 
 

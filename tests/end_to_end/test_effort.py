@@ -13,7 +13,8 @@ from commandline import one_line, result_of, run
 from small_models import model
 
 import taso_mirage
-from taso_mirage import api, onnx_io
+from taso_mirage import onnx_io
+from taso_mirage import optimize_options as options
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.measure import session as runtime
@@ -27,17 +28,17 @@ TRANSFORMER = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 
 
 def test_an_effort_sets_what_is_not_given() -> None:
-    usual, quick, thorough = (api.options_of({"effort": name}) for name in ("default", "quick", "thorough"))
-    assert usual == api.Options()
+    usual, quick, thorough = (options.options_of({"effort": name}) for name in ("default", "quick", "thorough"))
+    assert usual == options.Options()
     assert (quick.measure, quick.partial, quick.kernels) == (False, False, "off")
     assert (thorough.budget, thorough.strategy) == (600.0, "both")
     assert thorough.config().effort.states > usual.config().effort.states > quick.config().effort.states
 
 
 def test_an_option_that_is_given_counts_beside_an_effort() -> None:
-    asked = api.options_of({"effort": "quick", "measure": True, "budget": 5})
+    asked = options.options_of({"effort": "quick", "measure": True, "budget": 5})
     assert (asked.measure, asked.budget, asked.kernels) == (True, 5, "off")
-    assert api.options_of({"effort": "thorough", "budget": 60.0}).budget == 60.0
+    assert options.options_of({"effort": "thorough", "budget": 60.0}).budget == 60.0
 
 
 @pytest.mark.parametrize("name", ["fast", "", "Quick", None, 3])

@@ -14,7 +14,7 @@ from commandline import commands, run
 from small_models import shortened
 
 import taso_mirage
-from taso_mirage import api
+from taso_mirage import optimize_options as options
 from taso_mirage.errors import InvalidModel, InvalidOption
 
 QUICK: dict[str, Any] = {"measure": False, "kernels": "off", "budget": 0}
@@ -33,7 +33,7 @@ WRONG = (5j, b"bytes", object(), io.StringIO(), np.zeros(2), [Silent()], Silent(
 NUMBERS = ("budget", "run_limit", "alpha")
 
 
-@pytest.mark.parametrize("name", sorted(api.Options.__dataclass_fields__))
+@pytest.mark.parametrize("name", sorted(options.Options.__dataclass_fields__))
 def test_no_value_of_a_wrong_kind_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for value in WRONG:
@@ -78,7 +78,7 @@ def test_a_number_outside_of_its_limits_is_one_line(option: tuple[str, str]) -> 
 
 
 @pytest.mark.parametrize("value", ["false", "no", 0, 1, None, "True"])
-@pytest.mark.parametrize("name", api.FLAGS)
+@pytest.mark.parametrize("name", options.FLAGS)
 def test_a_flag_is_no_text(name: str, value: Any) -> None:
     """`trust_kernels="false"` would be taken as true."""
     with pytest.raises(InvalidOption, match="give True or False"):

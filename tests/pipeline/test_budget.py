@@ -15,7 +15,7 @@ from clocks import Clock
 from small_models import model, relus, w, x
 
 import taso_mirage
-from taso_mirage import api, folder
+from taso_mirage import folder
 from taso_mirage.errors import OutOfTime
 from taso_mirage.folder import Folder
 from taso_mirage.measure import session as runtime
@@ -184,20 +184,6 @@ def test_the_budget_of_a_call_begins_when_its_caller_says(monkeypatch: pytest.Mo
     made = onnx.load(tmp_path / "m.onnx")
     taso_mirage.optimize(made, effort="quick", budget=7.0, began=1.0)
     assert (seen[0].start, seen[0].seconds) == (1.0, 7.0)
-
-
-def test_kernels_that_a_scheduler_turns_off_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    relus(tmp_path / "m.onnx", 2)
-    usual = stages.optimize_model
-    monkeypatch.setattr(
-        stages, "optimize_model", lambda made, config, *rest: usual(made, replace(config, scheduler=None), *rest)
-    )
-    given = onnx.load(tmp_path / "m.onnx")
-    for asked, said in (({}, True), ({"kernels": "off"}, False)):
-        _, result = taso_mirage.optimize(
-            given, scheduler="tcp://host:1", partial=False, budget=1, return_result=True, **asked
-        )
-        assert (api._no_kernels() in result.notes) == said
 
 
 def test_a_model_is_written_though_its_explanation_comes_too_late(

@@ -340,8 +340,8 @@ def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
     a = x(8, 8)
     slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
     config = Config(budget=0.0, cache=tmp_path / "c.sqlite")
-    with measuring(config) as (cache, executor):
-        job = Job(config, quiet, Stop(), cache, executor)
+    with measuring(config) as cache:
+        job = Job(config, quiet, Stop(), cache)
         posed = problem.pose(job, slow)
         other = replace(CPU, options=(("prefer_nhwc", "1"),))
         candidates = [ModelCandidate("search", slow, (), 1.0, where) for where in (CPU, other)]

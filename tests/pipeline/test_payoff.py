@@ -161,8 +161,8 @@ def clock(**seconds: float) -> Callable[[Sequence[ModelCandidate], int], list[Ti
 def looked(tmp_path: Path, seconds: float = 1000.0, **clocks: float) -> tuple[ModelCandidate | None, list[ChangeKind]]:
     made = mixed(3)
     config = Config(measure=False, cache=tmp_path / "c.sqlite")
-    with measuring(config) as (cache, executor):
-        problem = pose(Job(config, quiet, Stop(), cache, executor), made)
+    with measuring(config) as cache:
+        problem = pose(Job(config, quiet, Stop(), cache), made)
         candidate = problem.rewriter.passes()[2]
         found = Ablation(problem, candidate, clock(**clocks), seconds, 0.1)
         return found.run(), found.left_out

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from taso_mirage.api import Options  # noqa: E402
+from taso_mirage.optimize_options import Options  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.torch import export, program, sessions  # noqa: E402
 from taso_mirage.torch.backend import CapturedGraph  # noqa: E402

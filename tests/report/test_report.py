@@ -405,12 +405,12 @@ def test_after_an_interrupt_no_change_is_measured_alone(mini: Result, monkeypatc
     monkeypatch.setattr(explanations, "measured_seconds", asked)
     monkeypatch.setattr(stages, "profile", lambda *_: None)
     config = Config(budget=5, seconds=0.1, explain=True)
-    with measuring(config) as (cache, executor):
+    with measuring(config) as cache:
         for pressed in (False, True):
             heard.clear()
             stop = Stop()
             if pressed:
                 stop()
-            done = stages.explain(Job(config, quiet, stop, cache, executor), mini)
+            done = stages.explain(Job(config, quiet, stop, cache), mini)
             assert len(done.explanations) > 5
             assert bool(heard) is not pressed

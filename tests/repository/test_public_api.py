@@ -10,7 +10,7 @@ import pytest
 from mypy import api as mypy
 
 import taso_mirage
-from taso_mirage.api import Options
+from taso_mirage.optimize_options import Options
 from taso_mirage.option_types import ModuleOptions, OptimizeOptions
 from tests.harness.onnx_texts import built
 

@@ -4,8 +4,6 @@ fallback, and measuring somewhere else."""
 from __future__ import annotations
 
 import math
-import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -15,30 +13,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import distributed
 import numpy as np
 import onnx
 import pytest
-from executors import QUIET, Elsewhere, Here
+from executors import Elsewhere, Here
 from small_models import CONTEXT, F, model, w, x
-from typer.testing import CliRunner
 
-from taso_mirage.cli.commands import app
-from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import DRAWN
 from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
 from taso_mirage.measure import tasks as measure
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.load import Load
-from taso_mirage.measure.remote import executor
 from taso_mirage.measure.target import CPU, CUDA, Target, target_for
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize_model
-from taso_mirage.report.explanations import explained
 from taso_mirage.search import cost as costs
 from taso_mirage.search import fusion_context
-from taso_mirage.search.config import Config
 from taso_mirage.search.cost import AheadCost, Cost, MeasuredCost, Roofline, Weighted
 from taso_mirage.search.fusion_context import FusionContext
 from taso_mirage.search.passes import Context
@@ -341,110 +331,6 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
     assert [each for each in asked if "Softmax" in each[0]] == [("Softmax", CUDA)]
     assert [target for name, target in asked if "Conv" in name] == [CUDA, *CUDA.variants]
     assert target_for(CPU, ["tanh"]) == CPU
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("resources", [pytest.param(None, marks=pytest.mark.slow), {"device": 1}])
-def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
-    resources: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "Session", _named("a model"))  # in this process; the workers have their own
-    a = x(8, 64)
-    outputs = tuple(term("relu", term("matmul", a, w(64, 64, name=n))) for n in "qk")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, resources=resources, **QUIET) as cluster:
-        config = Config(scheduler=cluster.scheduler_address, cache=tmp_path / "costs.sqlite", seconds=0.2, budget=20)
-        result = optimize_model(model((a,), outputs), config)
-        changed = optimize_model(model((a,), (term("relu", term("relu", a)),)), Config(measure=False))
-        listed = explained(changed, config, lambda stage, done, total: None)
-        with distributed.Client(cluster) as client:
-            tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-    assert {"operator_seconds", "counted_nodes", "device_key", "in_turn"} <= set(tasks)
-    assert [each.measured is not None for each in listed] == [True]
-    assert all(d.passed for d in result.differences)
-
-
-def test_the_scheduler_is_asked_for_at_the_command_line(tmp_path: Path) -> None:
-    path = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
-    for options, message in (
-        (("--scheduler", "nothing://here"), "write it as tcp"),
-        (("--scheduler", "tcp://localhost:1", "--no-measure"), "exclude each other"),
-    ):
-        arguments = ["optimize", str(path), "-o", str(tmp_path / "out.onnx"), *options]
-        found = CliRunner().invoke(app, arguments)
-        assert isinstance(found.exception, InvalidOption)
-        assert message in str(found.exception)
-
-
-def test_workers_of_different_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = iter("ab")
-    monkeypatch.setattr(measure, "device_key", lambda target: next(keys))
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, **QUIET) as cluster,
-        pytest.raises(InvalidOption, match="would mix devices"),
-        executor(cluster.scheduler_address, CPU),
-    ):
-        pass
-
-
-def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(InvalidOption, match=r"pip install 'taso-mirage\[distributed\]'"), executor("tcp://host:1", CPU):
-        pass
-
-
-NOBODY = "inproc://192.0.2.1/1/1"
-"""An address of another process on another machine, which Dask refuses at once."""
-
-
-def test_a_scheduler_that_is_not_there_is_an_error() -> None:
-    for address in ("nothing://here", "nonsense", "host:port"):
-        with pytest.raises(InvalidOption, match="write it as tcp://host:8786"), executor(address, CPU):
-            pass
-    with pytest.raises(InvalidOption, match="start one with"), executor(NOBODY, CPU):
-        pass
-
-
-@pytest.mark.sampled(3)
-def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask's client gives its thread ten seconds and fails an assertion then, which was seen on a
-    machine of CI."""
-    client, calls = distributed.Client, []
-
-    def slow(*args: Any, **options: Any) -> distributed.Client:
-        calls.append(args)
-        if len(calls) == 1:
-            raise AssertionError
-        return client(*args, **options)
-
-    monkeypatch.setattr(distributed, "Client", slow)
-    with pytest.raises(InvalidOption, match="start one with"), executor(NOBODY, CPU):
-        pass
-    assert calls == [(NOBODY,)] * 2
-
-
-def test_a_client_that_did_not_start_is_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collected while another one started, it waited for ever for a lock that this one held."""
-    made = list[weakref.ref[distributed.Client]]()
-
-    class Kept(distributed.Client):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            made.append(weakref.ref(self))
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(distributed, "Client", Kept)
-    with pytest.raises(InvalidOption, match="start one with") as raised, executor(NOBODY, CPU):
-        pass
-    assert raised.value is not None  # the error is still there, the client is not
-    assert [each() for each in made] == [None]
-
-
-def test_a_scheduler_without_workers_is_an_error() -> None:
-    with (
-        distributed.LocalCluster(n_workers=0, processes=False, **QUIET) as cluster,
-        pytest.raises(InvalidOption, match="no workers"),
-        executor(cluster.scheduler_address, CPU),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

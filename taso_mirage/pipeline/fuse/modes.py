@@ -23,7 +23,7 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
 
 
 def usual_mode(config: Config) -> str:
-    """The mode of kernels by default: kernels are searched, unless nothing is measured here, the
-    model is to be portable, or its target has no kernels."""
-    none = config.target.lowering is None or config.portable or config.scheduler is not None
+    """The mode of kernels by default: kernels are searched, unless nothing is measured, the model
+    is to be portable, or its target has no kernels."""
+    none = config.target.lowering is None or config.portable
     return SEARCH if config.measure and not none else OFF

@@ -7,8 +7,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -75,16 +75,18 @@ def recheck_rules(
     workers: int,
     progress: Callable[[RuleVerdict], None] = lambda v: None,
     laws: bool = False,
+    there: Executor | None = None,
 ) -> Iterator[RuleVerdict]:
-    """A verdict for every rule, or law, in their order; the same for every number of workers."""
-    if workers == 1 or len(rules) < 2:
+    """A verdict for every rule, or law, in their order; the same for every number of workers, which
+    are processes of this machine, or those of another executor (`there`)."""
+    if there is None and (workers == 1 or len(rules) < 2):
         for rule in rules:
             verdict = verdict_of(rule, seed, typings, laws)
             progress(verdict)
             yield verdict
         return
     size = max(1, min(8, len(rules) // (4 * workers)))
-    with process_pool(min(workers, len(rules))) as processes:
+    with process_pool(min(workers, len(rules))) if there is None else nullcontext(there) as processes:
         parts = [
             processes.submit(_verdicts, rules[i : i + size], seed, typings, laws) for i in range(0, len(rules), size)
         ]
