@@ -56,12 +56,13 @@ from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.packaging import stamped
-from taso_mirage.targets.profile import TimedNode
+from taso_mirage.targets.profile import TimedNode, without_own_time
 
 PROFILING, PROFILED = 0.5, 4
 """Seconds for which a model is profiled, and its runs at least."""
-MOST_BY_PROFILER = 1.25
-"""The largest time of all operators by the profiler, relative to a run without it."""
+MOST_BY_PROFILER = 4.0
+"""The largest time of all operators by the profiler, relative to a run without it: above, its own
+time hides theirs."""
 BY_CPU_TIME = 3
 """Loads of a trial by CPU time: the original, which takes about as long as two other models, is
 opened for that clock too."""
@@ -162,14 +163,14 @@ def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
 
 def _timed(job: Job, result: Result, model: Model) -> tuple[TimedNode, ...] | None:
     """The nodes of a model with their measured seconds, at all sets of sizes by their shares; None
-    where the profiler took more than the operators."""
+    where the profiler took far more than the operators."""
     found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], float] = {}
     for sizes, share in result.workloads:
         inputs = feed(result.original, job.config.inputs, sizes)
         of_one, whole = timed_nodes(model, inputs, PROFILING, result.target, source=model is result.original)
         if sum(each.seconds for each in of_one) > MOST_BY_PROFILER * whole:
             return None
-        for each in of_one:
+        for each in without_own_time(of_one, whole):
             key = each.operator, each.inputs, each.outputs
             found[key] = found.get(key, 0.0) + share * each.seconds
     return tuple(TimedNode(*key, spent) for key, spent in found.items())

@@ -106,8 +106,8 @@ def _reason(result: Result, explained: Sequence[Explanation], rest: float) -> st
         return "The prediction of an operator depends on its neighbours, so that of a model is not exactly a sum."
     if any(each.within is not None for each in explained):
         return (
-            "Times in the model are those of the runtime's profiler, which takes some time for each operator, "
-            "so removed operators count more than in a run without it; the total is by the clock, without the profiler."
+            "Times in the model are those of the runtime's profiler, less the time that it takes itself, which is "
+            "estimated to be the same for each operator; the total is by the clock, without the profiler."
         )
     if rest < 0:
         return "A cost that neighbours share counts in each change, and each change ran without its neighbours."

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taso_mirage.devices.stamp import Provider
@@ -112,8 +112,8 @@ def profiled_seconds(
     run with the seconds of each, and the seconds of a run without the profiler: of some runs of the
     optimized model the lower quartiles.
 
-    The profiler reads the shapes of a node while its clock runs, which takes some microseconds: of
-    small operators it tells its own time. The values of nodes are not known if the model is in a
+    The profiler reads the shapes of a node while its clock runs, which takes some microseconds
+    (`without_own_time` removes them). The values of nodes are not known if the model is in a
     file, because its weights would be written. Raises RunFailed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -124,6 +124,20 @@ def profiled_seconds(
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin while the other model runs
     return _timed_nodes(events, values), _quartile([timed(fast) for _ in range(runs)][1:])
+
+
+def without_own_time(nodes: Sequence[TimedNode], whole: float) -> list[TimedNode]:
+    """The nodes without the profiler's own time, which is about the same for each of them.
+
+    Where all took longer than the `whole` seconds of a run without the profiler, their seconds sum
+    up to those afterwards.
+    """
+    total = sum(each.seconds for each in nodes)
+    if total <= whole:
+        return list(nodes)
+    own = (total - whole) / len(nodes)
+    rest = [max(each.seconds - own, 0.0) for each in nodes]
+    return [replace(each, seconds=whole * left / sum(rest)) for each, left in zip(nodes, rest, strict=True)]
 
 
 def _timed_nodes(

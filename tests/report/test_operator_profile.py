@@ -26,7 +26,7 @@ from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import profiled_pairs
 from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.targets.openvino.target import OPENVINO
-from taso_mirage.targets.profile import TimedNode
+from taso_mirage.targets.profile import TimedNode, without_own_time
 
 LOOP = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -93,7 +93,7 @@ def test_of_small_operators_the_profiler_tells_no_time() -> None:
     assert sum(each.seconds for each in found) > 2 * whole
 
 
-@pytest.mark.parametrize(("whole", "there"), [(1.0, True), (0.79, False)])
+@pytest.mark.parametrize(("whole", "there"), [(1.0, True), (0.6, True), (0.24, False)])
 def test_what_the_profiler_took_itself_is_no_time_of_an_operator(
     measured: Result, monkeypatch: pytest.MonkeyPatch, whole: float, there: bool
 ) -> None:
@@ -102,6 +102,15 @@ def test_what_the_profiler_took_itself_is_no_time_of_an_operator(
     )
     found = stages.profile(job(Config(explain=True)), measured, 15.0)
     assert (found is not None) == there
+    if found is not None:
+        product, relu = (each.seconds for each in found.before)
+        assert (product + relu, product - relu) == pytest.approx((whole, 0.2))
+
+
+def test_an_operator_that_takes_less_than_the_profiler_has_no_negative_time() -> None:
+    found = without_own_time([timed("MatMul", 0.9), timed("Relu", 0.1)], 0.4)
+    assert [each.seconds for each in found] == pytest.approx([0.4, 0.0])
+    assert without_own_time(found, 0.5) == found
 
 
 def test_a_result_has_measured_times_and_its_page_says_so(measured: Result) -> None:

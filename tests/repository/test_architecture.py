@@ -373,6 +373,12 @@ def test_generate_search_and_codegen_never_import_each_other() -> None:
             assert not {room(n) for n in imports(file) if n.startswith("taso_mirage.")} & (rooms - {room(name)})
 
 
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports test files by their names alone."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_files_are_small() -> None:
     long = {str(f.relative_to(PACKAGE)): len(f.read_text().splitlines()) for f in modules().values()}
     assert {name: n for name, n in long.items() if n > 450} == {}
