@@ -273,12 +273,14 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
         if found.exception() is None and (made := found.result()) is not None:
             made.close()
 
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(started)
-        try:
-            yield found
-        finally:  # also where an interrupt ends the wait for processes that still start
-            found.add_done_callback(ended)
+    thread, finished = ThreadPoolExecutor(1), False
+    found = thread.submit(started)
+    try:
+        yield found
+        finished = True
+    finally:  # also where an interrupt ends the wait for processes that still start
+        found.add_done_callback(ended)
+        thread.shutdown(wait=finished)  # a signal ends the command although a compiler still runs
 
 
 @contextmanager
