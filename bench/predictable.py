@@ -45,6 +45,7 @@ from taso_mirage.measure.load import observed_load  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.timing import compared_times  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
+from taso_mirage.onnx_io.kernels import KERNEL  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.search.orders import commuting  # noqa: E402
 
@@ -78,15 +79,12 @@ def _said(value: Any) -> str:
 
 
 def kernels(path: Path) -> list[str]:
-    """The regions of a written model that have kernels: their number, and their operators."""
+    """The regions of a written model that have kernels at fixed sizes: their number, and their
+    operators."""
     model = onnx.load(path, load_external_data=False)
-    functions = {each.name: each for each in model.functions}
-    calls = Counter(node.op_type for node in model.graph.node if node.op_type.startswith("kernel_"))
-    regions: Counter[str] = Counter()
-    for name, count in calls.items():
-        own = functions[functions[name].node[0].op_type]
-        regions[" ".join(node.op_type for node in own.node)] += count
-    return sorted(f"{count} of {operators}" for operators, count in regions.items())
+    operators = {each.name: " ".join(node.op_type for node in each.node) for each in model.functions}
+    calls = [node.op_type for node in model.graph.node if KERNEL.fullmatch(node.op_type)]
+    return sorted(f"{count} of {region}" for region, count in Counter(operators[name] for name in calls).items())
 
 
 @contextmanager

@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node
+from taso_mirage.onnx_io.kernels import DOMAIN
 from taso_mirage.report.result import Result
-from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
+from taso_mirage.report.times import KERNELS, OperatorPair, by_operator, profiled_pairs
 
 ROWS = 12
 """The largest number of operators in the terminal."""
@@ -39,7 +41,15 @@ def _timed(pair: OperatorPair) -> OperatorRow:
 
 
 def _counts(model: Model) -> Counter[str]:
-    return Counter(n.op for n in model.nodes() if n.args and n.op != "item")
+    return Counter(_operator(n) for n in model.nodes() if n.args and n.op != "item")
+
+
+def _operator(node: Node) -> str:
+    """The operator of a term; an opaque one has that of its node."""
+    if node.op != "opaque":
+        return node.op
+    called = str(node.attr("call"))
+    return KERNELS if called.startswith(f"{DOMAIN}::") else called
 
 
 def first_rows(rows: list[OperatorRow]) -> list[OperatorRow]:

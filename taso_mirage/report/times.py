@@ -4,7 +4,6 @@ runtime's operators, and the machine's peaks, for a roofline (Williams et al., C
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 
 from taso_mirage.devices.device import Device
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, variable
+from taso_mirage.onnx_io.kernels import KERNEL
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import work
 from taso_mirage.report.inspection import CountedWork
@@ -25,8 +25,8 @@ LONG, LARGEST = 3e-3, 1 << 26
 largest number of elements of its operands."""
 SECONDS = 0.5
 """The seconds for which the peaks are measured."""
-KERNEL = re.compile(r"C(pu|uda)Kernel\d+")
-"""The operators that the nodes of kernels have."""
+KERNELS = "fused kernels"
+"""The row of all kernels in tables of operators."""
 
 
 @dataclass(slots=True)
@@ -128,6 +128,6 @@ def profiled_pairs(profile: OperatorProfile) -> list[OperatorPair]:
     found: dict[str, OperatorPair] = {}
     for side, nodes in (("before", profile.before), ("after", profile.after)):
         for node in nodes:
-            name = "fused kernels" if KERNEL.fullmatch(node.operator) else node.operator
+            name = KERNELS if KERNEL.fullmatch(node.operator) else node.operator
             getattr(found.setdefault(name, OperatorPair(name)), side).add(node.seconds, 0, 0)
     return sorted(found.values(), key=lambda pair: -pair.seconds)

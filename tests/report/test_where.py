@@ -15,6 +15,7 @@ from htmlpage import Page
 from small_models import model, w, x
 
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.measure.timing import Timing
 from taso_mirage.onnx_io.write import value_names
 from taso_mirage.operators.ops import term
@@ -24,6 +25,7 @@ from taso_mirage.report.account import account
 from taso_mirage.report.attribution import heads, owners, placed_in_model, run_spans, section_seconds
 from taso_mirage.report.changes import by_counted_gain
 from taso_mirage.report.details import statistics
+from taso_mirage.report.operator_table import operator_rows
 from taso_mirage.report.result import OperatorProfile, PlacedKernels, Result
 from taso_mirage.report.sections import model_sections
 from taso_mirage.search.config import Config
@@ -190,6 +192,15 @@ def test_no_page_says_proved_beside_fuzzed(profiled: Result) -> None:
     text = "".join(Page(html.page(profiled, profiled.explanations, Path("m"), [], ["x"], {})).text)
     assert "proved" in text
     assert "fuzzed" not in text
+
+
+@pytest.mark.parametrize(("called", "name"), [("taso_mirage::CpuKernel0", "fused kernels"), ("their::Op", "their::Op")])
+def test_opaque_terms_have_the_operators_of_their_nodes(mini: Result, called: str, name: str) -> None:
+    (a,) = mini.model.graph.inputs[:1]
+    made = Node("opaque", (a,), (("call", called),), lambda: a.type)
+    after = replace(mini.model, graph=Graph((a,), (made,)))
+    _, rows = operator_rows(replace(mini, model=after, profile=None, times=None))
+    assert (name, (0, 1)) in [(row.name, row.counts) for row in rows]
 
 
 def test_the_terminal_has_the_operators(profiled: Result, mini: Result, capsys: pytest.CaptureFixture[str]) -> None:
