@@ -142,7 +142,7 @@ def test_modes_and_what_excludes_them() -> None:
     assert fused(result, CONFIG, "off") is result
     with pytest.raises(InvalidOption, match="one of off, cached, search"):
         check_mode("often", True)
-    with pytest.raises(InvalidOption, match="--no-measure exclude each other"):
+    with pytest.raises(InvalidOption, match="measure=False exclude each other"):
         fused(result, replace(CONFIG, measure=False), "search")
 
 
@@ -331,7 +331,7 @@ def test_a_model_that_may_be_slower_without_the_library_is_not_kept_but_where_it
     monkeypatch.setattr(comparisons, "interleaved", interleaved)
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
-    assert "would be 0.909 times as fast as the original; --no-elsewhere is for" in found.notes[-1]
+    assert "would be 0.909 times as fast as the original; elsewhere=False is for" in found.notes[-1]
     looks = iter([[2.0] * 16] * 3)
     assert kernels(fused(result, replace(CONFIG, elsewhere=False), "cached")) == 2
 

@@ -19,7 +19,7 @@ from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.target import CPU
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import candidates
+from taso_mirage.pipeline import candidates, problem
 from taso_mirage.pipeline.candidates import BY_PREDICTION, passes, search
 from taso_mirage.pipeline.problem import pose
 from taso_mirage.pipeline.stage import Job
@@ -65,6 +65,11 @@ def _as_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator is known to be slow."""
     for name in list(SLOW):
         monkeypatch.delitem(SLOW, name)
+
+
+def measured_by(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a clock measure what the stages of a job measure."""
+    monkeypatch.setattr(problem, "Rewriter", lambda *given: Rewriter(*given[:6], clock, *given[7:]))
 
 
 def passed(made: Model, clock: Clock | None, deadline: float | None = None) -> tuple[list[str], list[str]]:
@@ -123,23 +128,25 @@ def test_after_the_time_for_measurements_an_operator_that_is_known_to_be_slow_is
     assert fusions(passed(layers(), Clock(1e-6), deadline=0.0)) == 0
 
 
-def test_what_costs_predict_is_a_candidate_whatever_was_measured() -> None:
+def test_what_costs_predict_is_a_candidate_whatever_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which fusions seem slow makes no run worse than one that measures nothing."""
+    measured_by(Clock(50e-6), monkeypatch)
     made = layers()
-    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(50e-6), deadline=Deadline(60.0))
-    problem = pose(job, made, (({}, 1.0),))
-    found, _ = search(job, problem, passes(job, problem), NO_MUTATIONS)
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=Deadline(60.0))
+    posed = pose(job, made, (({}, 1.0),))
+    found, _ = search(job, posed, passes(job, posed), NO_MUTATIONS)
     assert {each.name: fusions((ops(each.model.graph.outputs), [])) for each in found} == {BY_PREDICTION: 3}
 
 
-def test_passes_by_predicted_costs_end_with_the_time_too() -> None:
+def test_passes_by_predicted_costs_end_with_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the model is, nothing is made of it once the time is over."""
+    measured_by(Clock(50e-6), monkeypatch)
     now = [0.0]
     made, deadline = layers(), Deadline(60.0, lambda: now[0])
-    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(50e-6), deadline=deadline)
-    problem = pose(job, made, (({}, 1.0),))
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=deadline)
+    posed = pose(job, made, (({}, 1.0),))
     now[0] = 1000.0
-    (found,) = passes(job, problem).first
+    (found,) = passes(job, posed).first
     assert found.name == BY_PREDICTION
     assert fusions((ops(found.model.graph.outputs), [])) == 0
 
@@ -152,13 +159,14 @@ def test_passes_that_would_measure_nothing_do_not_run_again(
     ran, real = list[Rewriter](), Rewriter.passes
     monkeypatch.setattr(Rewriter, "passes", lambda self, *given: (ran.append(self), real(self, *given))[1])
     monkeypatch.setattr(candidates, "measures_passes", lambda job, passing: measures)
-    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(1e-6), deadline=Deadline(60.0))
-    problem = pose(job, layers(), (({}, 1.0),))
-    start = passes(job, problem)
+    measured_by(Clock(1e-6), monkeypatch)
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=Deadline(60.0))
+    posed = pose(job, layers(), (({}, 1.0),))
+    start = passes(job, posed)
     assert len(ran) == runs
     assert fusions((ops(start.passed.model.graph.outputs), [])) == 3
-    assert start.rewriters == [problem.rewriter]
-    found, _ = search(job, problem, start, NO_MUTATIONS)
+    assert start.rewriters == [posed.rewriter]
+    found, _ = search(job, posed, start, NO_MUTATIONS)
     assert [fusions((ops(each.model.graph.outputs), [])) for each in found] == [3]
 
 
@@ -166,11 +174,12 @@ def test_an_operator_is_asked_for_once_whatever_the_costs(monkeypatch: pytest.Mo
     """Predicted and measured passes, and those for other options, share the answers."""
     tried = list[Node]()
     monkeypatch.setattr(Available, "_tried", lambda self, node: tried.append(node) or True)
-    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), Clock(1e-6), deadline=Deadline(60.0))
-    problem = pose(job, layers(), (({}, 1.0),))
-    passes(job, problem)
+    measured_by(Clock(1e-6), monkeypatch)
+    job = Job(Config(budget=60.0), quiet, Stop(), CostCache(None), deadline=Deadline(60.0))
+    posed = pose(job, layers(), (({}, 1.0),))
+    passes(job, posed)
     assert tried
-    asked = [Available((), problem.rewriter.context)._keys(node)[0] for node in tried]
+    asked = [Available((), posed.rewriter.context)._keys(node)[0] for node in tried]
     assert len(set(asked)) == len(asked)
 
 
