@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
-from taso_mirage.onnx_io.kernels import DOMAIN
 from taso_mirage.report.result import Result
-from taso_mirage.report.times import KERNELS, OperatorPair, by_operator, profiled_pairs
+from taso_mirage.report.times import IN_KERNELS, OperatorPair, by_operator, profiled_pairs
 
 ROWS = 12
 """The largest number of operators in the terminal."""
@@ -49,7 +48,7 @@ def _operator(node: Node) -> str:
     if node.op != "opaque":
         return node.op
     called = str(node.attr("call"))
-    return KERNELS if called.startswith(f"{DOMAIN}::") else called
+    return IN_KERNELS if called.startswith("taso_mirage::") else called
 
 
 def first_rows(rows: list[OperatorRow]) -> list[OperatorRow]:

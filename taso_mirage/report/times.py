@@ -25,7 +25,7 @@ LONG, LARGEST = 3e-3, 1 << 26
 largest number of elements of its operands."""
 SECONDS = 0.5
 """The seconds for which the peaks are measured."""
-KERNELS = "fused kernels"
+IN_KERNELS = "fused kernels"
 """The row of all kernels in tables of operators."""
 
 
@@ -128,6 +128,6 @@ def profiled_pairs(profile: OperatorProfile) -> list[OperatorPair]:
     found: dict[str, OperatorPair] = {}
     for side, nodes in (("before", profile.before), ("after", profile.after)):
         for node in nodes:
-            name = KERNELS if KERNEL.fullmatch(node.operator) else node.operator
+            name = IN_KERNELS if KERNEL.fullmatch(node.operator) else node.operator
             getattr(found.setdefault(name, OperatorPair(name)), side).add(node.seconds, 0, 0)
     return sorted(found.values(), key=lambda pair: -pair.seconds)

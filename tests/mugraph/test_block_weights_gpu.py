@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir
 import onnxruntime
 import pytest
-from kernel_goals import searched
 from onnx import TensorProto, helper, numpy_helper
+from small_goals import searched
 
 from taso_mirage.devices.cuda.device import gpu
 from taso_mirage.emit.compile import compiled

@@ -13,7 +13,7 @@ import interpreter
 import mugraphs
 import numpy as np
 import pytest
-from kernel_goals import SMALL, attention, gated, layer_norm_goal, lora, rms_linear, several_queries
+from small_goals import SMALL, attention, gated, layer_norm_goal, lora, rms_linear, several_queries
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import H100

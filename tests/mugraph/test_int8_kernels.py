@@ -13,10 +13,10 @@ from typing import Any
 import in_turn
 import numpy as np
 import pytest
-from kernel_goals import searched
 from numpy.typing import NDArray
 from onnx_texts import built
 from scripts import script
+from small_goals import searched
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.cuda.device import gpu

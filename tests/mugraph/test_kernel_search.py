@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernel_goals import attention, gated, lora, rms_linear
+from small_goals import attention, gated, lora, rms_linear
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.errors import InvalidOption, Unsupported

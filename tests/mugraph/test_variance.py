@@ -9,7 +9,7 @@ import interpreter
 import mugraphs
 import numpy as np
 import pytest
-from kernel_goals import layer_norm_goal
+from small_goals import layer_norm_goal
 
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological

@@ -12,7 +12,7 @@ from typing import Any
 import interpreter
 import mugraphs
 import pytest
-from kernel_goals import DECODER, SMALL, half, several_queries
+from small_goals import DECODER, SMALL, half, several_queries
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
