@@ -139,7 +139,8 @@ def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(Config(budget=60.0, kernels=SEARCH), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, clock))
     result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)
     clock.now = 50.0
-    assert stages.fuse(job, result, None) == "no kernels: no time"  # type: ignore[arg-type, comparison-overlap]
+    original: Any = SimpleNamespace(target=job.config.target)
+    assert stages.fuse(job, result, original) == "no kernels: no time"  # type: ignore[comparison-overlap]
     assert seen == [job.deadline.of_extras().last()]
     assert child().deadline is around
 
