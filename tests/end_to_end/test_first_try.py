@@ -307,7 +307,7 @@ def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProt
     result = optimize_model(model, Config(budget=0.5, seconds=0.1, kernels="search"))
     opaque = [[str(n.attr("call")) for n in each.nodes() if n.op == "opaque"] for each in (model, result.model)]
     assert opaque[0] == opaque[1]
-    # the scale before the forest is standard operators with other forms that take as long: noise may choose one
+    # the scale before the forest has other forms that take as long: noise may choose one
     assert not result.changed or make is forest
     assert result.notes
     code, said = command("optimize", path, "-o", out, "--kernels", "off", "--no-measure", "--budget", "1")
