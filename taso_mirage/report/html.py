@@ -109,8 +109,8 @@ def headline(result: Result) -> str:
 
 
 def most_of_it(explained: Sequence[Explanation]) -> str:
-    """The change that gains most, measured alone or else predicted, and its share of the total;
-    empty without changes."""
+    """The change that gains most, measured alone or else predicted, with the number of others that
+    the gain belongs to as well, and its share of the total; empty without changes."""
     if not explained:
         return ""
     if sum(each.counted for each in explained) <= 0:
@@ -119,8 +119,10 @@ def most_of_it(explained: Sequence[Explanation]) -> str:
     share = largest.counted / sum(each.counted for each in explained if each.counted > 0)
     count = largest.change.count
     places = f"in {count} places" if count > 1 else "in one place"
-    what = _arrows(explanation_lines(largest.change))
-    return f"The largest part ({share:.0%} of the changes' gains): {what}, {places}."
+    what, parts = _arrows(explanation_lines(largest.change)), sum(e.part_of is largest.change for e in explained)
+    one = {0: "", 1: ", together with another change of the same terms"}
+    others = one.get(parts, f", together with {parts} other changes of the same terms")
+    return f"The largest part ({share:.0%} of the changes' gains): {what}, {places}{others}."
 
 
 def _standing(result: Result) -> str:

@@ -214,6 +214,14 @@ def test_what_was_measured_counts_before_what_was_predicted() -> None:
     assert small.gain == pytest.approx(7 * 0.3e-6)
     assert large.gain == pytest.approx(7 * 15e-6)
     assert "98% of the changes' gains" in html.most_of_it([small, large])
+    assert "together" not in html.most_of_it([small, large])
+
+
+def test_the_first_sentence_says_what_else_a_gain_belongs_to() -> None:
+    head = replace(change((9e-6, 1e-6), None), within=(9e-6, 1e-6))
+    parts = [replace(change((2e-6, 1e-6), None), part_of=head.change) for _ in range(2)]
+    assert "in one place, together with another change of the same terms." in html.most_of_it([head, *parts[:1]])
+    assert "in one place, together with 2 other changes of the same terms." in html.most_of_it([head, *parts])
 
 
 def test_statements_name_their_evidence(mini: Result) -> None:
