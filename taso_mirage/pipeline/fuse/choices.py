@@ -123,6 +123,7 @@ class KernelChoices:
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
         self._lanes: dict[tuple[Graph, bool], list[FusedGoal]] = {}
+        self._predicted: dict[SearchedGoal, Record] = {}
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
@@ -167,11 +168,21 @@ class KernelChoices:
         wait = self.backend.predicted(goal[0], found, kind.sizes)
 
         def kept() -> Record:
-            record = {**wait(), CUT: 0.0}
+            self._predicted[goal] = wait()
+            record = {**self._predicted[goal], CUT: 0.0}
             self.choices.keep(record, *goal, kind.measured)
             return record
 
         return kept
+
+    def keep_predicted(self, kind: EqualRegions) -> None:
+        """Make the predicted kernel of a kind its choice on disk: no other one is clearly
+        faster."""
+        for goal in self._goals(kind):
+            known = self.choices.record(*goal, kind.measured) or {}
+            if goal in self._predicted and known.get(CUT) != 0.0:
+                cut = {CUT: known[CUT]} if CUT in known else {}
+                self.choices.keep({**self._predicted[goal], **cut}, *goal, kind.measured)
 
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
         """The fastest kernel for a region, made of those of its lanes; each lane gets its part of

@@ -114,8 +114,11 @@ class KernelMaker:
 
     def _known_or_first(self, kind: EqualRegions) -> list[RegionVariant]:
         """The variants of a kind whose kernels are on disk; else the kind as it is."""
-        variants = self.kinds.variants[kind]
-        return [each for each in variants if self.choices.is_known(each.kind)] or list(variants[:1])
+        variants, known = self.kinds.variants[kind], list[RegionVariant]()
+        for each in variants:
+            with contained(" ".join(each.operators), self.report):
+                known += [each] if self.choices.is_known(each.kind) else []
+        return known or list(variants[:1])
 
     def _begun(self, kind: EqualRegions, variant: RegionVariant, seconds: float) -> _BegunKernel:
         return _BegunKernel(kind, variant, self.choices.predicted(variant.kind, seconds))
@@ -132,7 +135,8 @@ class KernelMaker:
         best = max(best, others, key=_saved)
         if before is None or not before.faster or _saved(best) > before.saved + CLEAR * before.seconds:
             return best
-        self.made += [before]  # the last kernel of a place counts
+        self.choices.keep_predicted(kind)
+        self.made.append(before)  # the last kernel of a place counts
         return []
 
     def _kernels(self, kind: EqualRegions, variants: Sequence[RegionVariant], seconds: float) -> list[RegionKernel]:
