@@ -31,9 +31,8 @@ from taso_mirage.regions.free_regions import other_kind
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.workers import Workers
 
-SEARCHED, MEASURED = 1 / 4, 1 / 2
-"""The shares of the time within which the predicted kernels of all kinds are searched, and within
-which they are measured, too."""
+SEARCHED = 1 / 2
+"""The share of the time within which the predicted kernels of all kinds are searched."""
 CLEAR = 0.05
 """The share of the predicted kernel's time that another one has to save in addition: two
 measurements of one kernel differ by less, as a rule."""
@@ -95,22 +94,28 @@ class KernelMaker:
         that have begun."""
         start, left = time.monotonic(), self.time.left() - self.time.trial
         begun = list[_BegunKernel]()
-        for i, kind in enumerate(self.kinds.places):
+        for i, kind in enumerate(sorted(self.kinds.places, key=self._by_search)):
             seconds = start + SEARCHED * left - time.monotonic()
             if seconds <= 0 or self.time.budget.stop:
                 break
             progress(i)
             for variant in self._known_or_first(kind):
                 begun += self._contained(kind, variant, partial(self._begun, kind, variant, seconds))
+        begun.sort(key=lambda each: -self.kinds.possible[each.kind])
         compiled = [(each, self._contained(each.kind, each.variant, each.wait)) for each in begun]
         for each, choices in compiled:
-            if time.monotonic() > start + MEASURED * left or self.time.budget.stop:
+            if self.time.late() or self.time.budget.stop:
                 break
             for choice in choices:
                 found = self._contained(each.kind, each.variant, partial(self._measured, each.variant, choice))
                 best = [*found, *([self.predicted[each.kind]] if each.kind in self.predicted else [])]
                 self.predicted |= {each.kind: max(best, key=lambda kernel: kernel.saved)} if best else {}
         return self.predicted
+
+    def _by_search(self, kind: EqualRegions) -> float:
+        """The order of searches: most possible savings for each second first, of which a search
+        takes about the square of the number of terms."""
+        return -self.kinds.possible[kind] / len([n for n in kind.goal if n.args]) ** 2
 
     def _known_or_first(self, kind: EqualRegions) -> list[RegionVariant]:
         """The variants of a kind whose kernels are on disk; else the kind as it is."""

@@ -39,8 +39,8 @@ class RegionKernel:
 
     @property
     def faster(self) -> bool:
-        """Whether it is faster alone than the operators, or no slower than one that prepares
-        weights may be."""
+        """Whether it is measurably faster alone than the operators; one that prepares weights may
+        be slower, and gains by its neighbours."""
         return self.seconds < (self.saved + self.seconds) * (1.0 if self.prepares is None else self.prepares.slack)
 
     @property
@@ -89,10 +89,10 @@ def saved_seconds(kernels: Sequence[RegionKernel]) -> float:
 
 def pays(timing: Timing, saved: float) -> bool:
     """Whether a model is faster with kernels that alone save so many seconds: by the verdict, or,
-    without one, if the runs do not exclude that gain."""
+    without one, if these seconds are enough, and the runs do not exclude it."""
     left = timing.original - saved
     gain = timing.original / left if left > 0 else math.inf
-    return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
+    return timing.faster or (timing.ratio >= 1 and min(gain, timing.high) >= GAIN)
 
 
 def rounding_nothing(kept: Sequence[RegionKernel], backend: Backend) -> list[RegionKernel] | None:
