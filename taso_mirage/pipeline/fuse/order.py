@@ -109,10 +109,8 @@ class KernelOrder:
         self._add([each for each in predicted.values() if each.faster])
         if not self.once and going():
             self._try_made()
-        while going() and self._step():
+        while going() and (self._step() or self._try_made()):
             pass
-        if going():
-            self._try_made()
 
     def _step(self) -> ScheduledWork | None:
         """The next work; if there is no time for both a kernel and a trial, the trial."""
@@ -158,12 +156,13 @@ class KernelOrder:
             self._try(PART_TRIED, part, self._gain(part), self.trial())
         return 0.0
 
-    def _try_made(self) -> None:
-        """Try the kernels that wait for it now."""
+    def _try_made(self) -> bool:
+        """Try the kernels that wait for it, whatever the time; whether there are any."""
         waiting = [each for each in self.schedule.waiting if each.name == TRIED]
         self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
         for work in waiting:
             work.run(0.0)
+        return bool(waiting)
 
     def _gain(self, kernels: Sequence[RegionKernel]) -> float:
         """The seconds that kernels save in addition to those in the model."""
