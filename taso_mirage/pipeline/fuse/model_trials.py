@@ -17,7 +17,7 @@ from taso_mirage.pipeline.fuse.comparisons import Comparisons
 from taso_mirage.pipeline.fuse.kinds import Kinds
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import StageTime
-from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, apart, pays, saved_seconds, ship
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, pays, ship, without_places
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport
 from taso_mirage.report.result import PlacedKernels, Result
@@ -58,7 +58,7 @@ class ModelTrials:
         trial = self._ship(trial) if self.once else trial
         if self._session is None or self._session.target.plain != self.comparisons.clock().plain:
             self._session = self._beside()
-        rest = apart(self.kept, trial)
+        rest = without_places(self.kept, trial)
         if (tried := self._faster(self._session, rest, trial)) is not None:
             self._session, self.kept = tried, [*rest, *trial]
         self.time.trial = time.monotonic() - start
@@ -111,7 +111,7 @@ class ModelTrials:
             self.report(" and ".join(" ".join(kernel.operators) for kernel in trial), error)
             return None
         gained = self.gained if last else 1.0
-        saved = saved_seconds([*kept, *trial]) - (0.0 if last else saved_seconds(self.kept))
+        saved = kernel_savings([*kept, *trial]) - (0.0 if last else kernel_savings(self.kept))
         if not (pays(timing, saved) and timing.ratio >= gained):
             return None  # the session ends here, so that a large model is not in memory longer than necessary
         self._last, self.timing = ([*kept, *trial], model), timing if last else None

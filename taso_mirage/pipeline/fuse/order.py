@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from taso_mirage.measure.child import child
-from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, apart, parted, saved_seconds
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, refused_parts, without_places
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.search.search import Budget
 from taso_mirage.system.schedule import Schedule, ScheduledWork
@@ -88,7 +88,7 @@ class KernelOrder:
         self.made: list[RegionKernel] = []
         """Faster alone, and not in the model."""
         self.fresh: list[RegionKernel] = []
-        """Of these, those that were not tried."""
+        """Kernels that were not tried yet, among those."""
         self.model: list[RegionKernel] = []
         self.known, self.waiting = known, dict(possible)
         self.possible = sum(possible.values())
@@ -131,12 +131,12 @@ class KernelOrder:
         that; those of the same places that are not in the model do not wait any more."""
         if not found:
             return 0.0
-        self.made = [*apart(self.made, found), *found]
-        self.fresh = [*apart(self.fresh, found), *found]
+        self.made = [*without_places(self.made, found), *found]
+        self.fresh = [*without_places(self.fresh, found), *found]
         self.schedule.waiting = [each for each in self.schedule.waiting if each.name != TRIED]
         gain = 0.0 if self.once else self._gain(self.fresh)  # a trial gains as much later
         self._try(TRIED, self.fresh, gain)
-        return saved_seconds(found)
+        return kernel_savings(found)
 
     def _try(self, name: str, kernels: Sequence[RegionKernel], gain: float, least: float = 0.0) -> None:
         work = partial(self._place, tuple(kernels))
@@ -150,9 +150,9 @@ class KernelOrder:
         gain = self._gain(kernels)
         if not kernels or self.place(kernels):
             self.made = [each for each in self.made if each not in kernels]
-            self.model = [*apart(self.model, kernels), *kernels]
+            self.model = [*without_places(self.model, kernels), *kernels]
             return gain
-        for part in parted(kernels):
+        for part in refused_parts(kernels):
             self._try(PART_TRIED, part, self._gain(part), self.trial())
         return 0.0
 
@@ -166,7 +166,10 @@ class KernelOrder:
 
     def _gain(self, kernels: Sequence[RegionKernel]) -> float:
         """The seconds that kernels save in addition to those in the model."""
-        return max(saved_seconds(kernels) + saved_seconds(apart(self.model, kernels)) - saved_seconds(self.model), 0.0)
+        return max(
+            kernel_savings(kernels) + kernel_savings(without_places(self.model, kernels)) - kernel_savings(self.model),
+            0.0,
+        )
 
 
 def _by_tuning(possible: float, predicted: RegionKernel) -> float:

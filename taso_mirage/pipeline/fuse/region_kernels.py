@@ -62,7 +62,7 @@ def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None,
     return places * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
 
-def parted(refused: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
+def refused_parts(refused: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
     """The sets that are tried in the model once some kernels together are refused: those that
     prepare weights alike, because no layout is changed between two of them; else the halves that
     save more and less."""
@@ -76,13 +76,13 @@ def parted(refused: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
     return [ordered[:middle], ordered[middle:]] if len(ordered) > 1 else []
 
 
-def apart(kernels: Sequence[RegionKernel], others: Sequence[RegionKernel]) -> list[RegionKernel]:
+def without_places(kernels: Sequence[RegionKernel], others: Sequence[RegionKernel]) -> list[RegionKernel]:
     """The kernels whose places have no term of a place of others."""
     taken = {n for each in others for site in each.sites for n in region_members(site)}
     return [k for k in kernels if taken.isdisjoint([n for site in k.sites for n in region_members(site)])]
 
 
-def saved_seconds(kernels: Sequence[RegionKernel]) -> float:
+def kernel_savings(kernels: Sequence[RegionKernel]) -> float:
     """The seconds that kernels save alone; one that prepares weights may be slower alone."""
     return max(sum(each.saved for each in kernels), 0.0)
 
