@@ -108,7 +108,7 @@ class KernelMaker:
                 break
             for choice in choices:
                 found = self._contained(each.kind, each.variant, partial(self._measured, each.variant, choice))
-                best = [*found, *([self.predicted[each.kind]] if each.kind in self.predicted else [])]
+                best = [*([self.predicted[each.kind]] if each.kind in self.predicted else []), *found]
                 self.predicted |= {each.kind: max(best, key=lambda kernel: kernel.saved)} if best else {}
         return self.predicted
 
