@@ -64,7 +64,7 @@ BESIDE = 4
 """The number of other programs, the fastest by the model, that are tuned together with one with
 stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
 compiler a second."""
-FIRST = 4
+FIRST = 2
 """The number of muGraphs among which a predicted kernel is chosen."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
