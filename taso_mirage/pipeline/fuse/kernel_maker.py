@@ -31,7 +31,7 @@ from taso_mirage.regions.free_regions import other_kind
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.workers import Workers
 
-BULK, SEARCHED = 8, 1 / 2
+BULK, SEARCHED = 16, 1 / 2
 """The number of kinds whose predicted kernels are compiled at once, and the share of the time in
 which those are searched."""
 CLEAR = 0.05
