@@ -194,7 +194,18 @@ class IndexMapMeaning(Meaning[IndexMap]):
         return ReadRow(piece.source, piece.index, count)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("constant", "extents", "iota", "map", "cast", "contract", "reduce", "cumulate", "take_along"):
+        if name in (
+            "constant",
+            "extents",
+            "iota",
+            "map",
+            "cast",
+            "contract",
+            "reduce",
+            "cumulate",
+            "take_along",
+            "put",
+        ):
             raise Unsupported(f"{name} computes elements")
         return super().__getattribute__(name)
 

@@ -299,7 +299,7 @@ class LazyMeaning(Meaning[LoopValue]):
         return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("cumulate", "take_along"):
+        if name in ("cumulate", "take_along", "put"):
             raise Unsupported(f"the primitive {name} has no C++ in a kernel; keep its operator outside of kernels")
         return super().__getattribute__(name)
 
