@@ -30,7 +30,7 @@ class ReadElement(Protocol):
 
     @property
     def shape(self) -> Shape:
-        """Its dims."""
+        """The dims of the tensor."""
 
     def at(self, index: _Index) -> Cases:
         """The element at an index."""
