@@ -105,6 +105,19 @@ def cache_append(heads: int = 8, past: int = 511, width: int = 64) -> Graph:
     return goal(attended(q, *(term("concat", old, new, axis=2) for old, new in zip(pasts, news, strict=True))))
 
 
+def paged_attention(
+    batch: int = 2, heads: int = 8, pages: int = 64, blocks: int = 16, page: int = 16, width: int = 64
+) -> Graph:
+    """A step of attention to a cache of pages, which a table of a run chooses for each sequence; a
+    mask has the lengths."""
+    table, keys = leaf("table", batch, blocks, dtype="int64"), blocks * page
+    found = [term("gather", leaf(name, pages, page, heads, width), table, axis=0) for name in ("keys", "values")]
+    k, v = (term("transpose", term("reshape", x, shape=(batch, keys, heads, width)), perm=(0, 2, 1, 3)) for x in found)
+    scores = term("matmul", leaf("q", batch, heads, 1, width), term("transpose", k, perm=(0, 1, 3, 2)))
+    masked = term("add", term("mul", scores, number(width**-0.5)), leaf("mask", batch, 1, 1, keys))
+    return goal(term("matmul", term("softmax", masked, axis=3), v))
+
+
 def cross_attention(heads: int = 8, rows: int = 1, keys: int = 1500, width: int = 64) -> Graph:
     k, v = leaf("k", 1, heads, keys, width), leaf("v", 1, heads, keys, width)
     return goal(attended(leaf("q", 1, heads, rows, width), k, v))
@@ -228,6 +241,7 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "chosen experts": chosen_experts,
     "cache append": cache_append,
     "cross attention": cross_attention,
+    "attention to pages": paged_attention,
     "norms, rotary embedding": rotary_norms,
     "layer norm, product": norm_product,
     "product, GELU": product_gelu,
@@ -254,6 +268,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "running sums": partial(running_sums, rows=4096, width=256),
     "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
     "cache append": partial(cache_append, heads=32, past=2047, width=128),
+    "attention to pages": partial(paged_attention, batch=8, heads=32, pages=1024, blocks=128, width=128),
     "cross attention": partial(cross_attention, heads=20, rows=4),
     "norms, rotary embedding": partial(rotary_norms, heads=32, rows=2048),
     "layer norm, product": partial(norm_product, rows=512, width=768, columns=2304),

@@ -21,7 +21,7 @@ LISTED = 1 << 16
 """The largest number of constant indices that are searched for a box."""
 
 
-@op(onnx="ScatterND", since=11)
+@op(onnx="ScatterND", since=11, updates=2)
 def scatter_nd(xp, x, indices, updates, *, reduction: str = "none"):
     """(n..., r...), (i..., k), (i..., r...) -> (n..., r...): x in which the rows at the positions
     that the last axis of the indices has, in k axes, are the updates; an index below 0 counts from
@@ -34,7 +34,7 @@ def scatter_nd(xp, x, indices, updates, *, reduction: str = "none"):
     return xp.put(x, places, updates, _fold(reduction))
 
 
-@op(onnx="ScatterElements", since=11)
+@op(onnx="ScatterElements", since=11, updates=2)
 def scatter_elements(xp, x, indices, updates, *, axis: int = 0, reduction: str = "none"):
     """x, i, u of equal rank -> x in which the element at [p, i[p, q, r], r] is u[p, q, r], for
     indices along an axis at q; an index below 0 counts from the end"""
@@ -48,13 +48,13 @@ def scatter_elements(xp, x, indices, updates, *, axis: int = 0, reduction: str =
     return xp.put(x, places, updates, _fold(reduction))
 
 
-@op(onnx="Scatter", since=9, until=10)
+@op(onnx="Scatter", since=9, until=10, updates=2)
 def scatter(xp, x, indices, updates, *, axis: int = 0):
     """ScatterElements as it was called before opset 11"""
     return scatter_elements(xp, x, indices, updates, axis=axis)
 
 
-@op(onnx="TensorScatter", since=24)
+@op(onnx="TensorScatter", since=24, updates=1)
 def tensor_scatter(xp, x, updates, starts=None, *, axis: int = -2, mode: str = "linear"):
     """(b, m..., n, r...), (b, m..., k, r...), (b) -> (b, m..., n, r...): a cache in which k rows
     from one of each batch on are the updates; in the mode "circular" modulo n"""
@@ -94,6 +94,41 @@ def _along(xp, axis: int, shape, like):
     """The positions along an axis, for each index."""
     ones = (*(1,) * axis, shape[axis], *(1,) * (len(shape) - axis - 1))
     return xp.expand(xp.reshape(xp.iota(shape[axis], xp.dtype(like)), ones), shape)
+
+
+# ---------------------------------------------------------------- the updates in the result
+
+
+@scatter_nd.traits.storing
+def _(node, whole):
+    indices = node.args[1]
+    if node.attr("reduction") != "none" or indices.shape[-1] != 1:
+        return None
+    return term("gather", whole, term("reshape", indices, shape=indices.shape[:-1]), axis=0)
+
+
+@scatter_elements.traits.storing
+def _(node, whole):
+    return _picked(whole, node.args[1], node.attr("axis")) if node.attr("reduction") == "none" else None
+
+
+@scatter.traits.storing
+def _(node, whole):
+    return _picked(whole, node.args[1], node.attr("axis"))
+
+
+@tensor_scatter.traits.storing
+def _(node, whole):
+    """For one row of each batch, so that no row is outside."""
+    shape, axis = node.args[1].shape, node.attr("axis")
+    if len(node.args) < 3 or shape[axis] != 1 or node.attr("mode") != "linear":
+        return None
+    starts = term("reshape", node.args[2], shape=(shape[0], *(1,) * (len(shape) - 1)))
+    return _picked(whole, term("expand", starts, shape=shape), axis)
+
+
+def _picked(whole, indices, axis: int):
+    return term("gather_elements", whole, indices, axis=axis)
 
 
 # ---------------------------------------------------------------- from and to ONNX

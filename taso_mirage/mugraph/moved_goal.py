@@ -247,8 +247,8 @@ class _Pushing:
 
     def _gathered(self, node: Node, args: Sequence[Node]) -> Node:
         x, indices = args
-        if not is_constant(indices):
-            raise Unsupported("a gather of computed rows by indices of a run")
+        if not is_constant(indices) or traits(node).lowering is Lowering.PICK:
+            raise Unsupported(f"{node.op} {node.type} of computed rows ({x.op}) by indices of a run")
         axis, rows = node.attr("axis"), indices.attr("value").numpy().astype(np.int64)
         found = self.pushed(x, axis, np.where(rows < 0, rows + _size(x, axis), rows).reshape(-1))
         return found if found.shape == node.shape else term("reshape", found, shape=node.shape)
