@@ -15,7 +15,8 @@ from typing import Any
 from taso_mirage.emit import tune
 from taso_mirage.emit.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, users, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, variable
+from taso_mirage.meanings.lookups import IndexMeaning
 from taso_mirage.operators.interpret import interpret, retyped
 from taso_mirage.operators.ops import traits
 
@@ -162,23 +163,13 @@ def input_sets(goal: Graph) -> list[list[Any]]:
 
 # ---------------------------------------------------------------- integers of a run
 
-ROWS = ("gather", "gather_elements", "gather_nd")
-"""Operators that read rows by the integers of a run."""
-
 
 def row_counts(goal: Graph) -> list[int]:
     """The numbers of rows that the indices in each input may name; 2 for an input of others."""
-    readers = users(topological(goal.outputs))
-    found = []
-    for x in goal.inputs:
-        read = [r for r in readers.get(x, ()) if r.op in ROWS and r.args[0] is not x]
-        found.append(min((_rows(r) for r in read), default=2))
-    return found
-
-
-def _rows(reader: Node) -> int:
-    shape = [int(n) for n in reader.args[0].shape]
-    return min(shape) if reader.op == "gather_nd" else shape[reader.attr("axis")]
+    meaning, names = IndexMeaning(), [x.attr("name") for x in goal.inputs]
+    given = zip(goal.inputs, names, strict=True)
+    interpret(goal.outputs, meaning, {x: (x.tensor, frozenset({name})) for x, name in given})
+    return [meaning.rows.get(name, 2) for name in names]
 
 
 def prepared(goal: Graph) -> Callable[[Sequence[Any]], None]:

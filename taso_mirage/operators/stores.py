@@ -65,7 +65,7 @@ class PartLayout:
 
 PLACED_IN = "whole"
 """The name of the result in the places of its parts."""
-FLAT = variable(PLACED_IN, Tensor("float32", ("count",)))
+FLAT = variable(PLACED_IN, Tensor("float32", (symbol("count"),)))
 """The memory of a result, element by element."""
 
 
@@ -177,7 +177,7 @@ def stores_elements(result: Node, parts: Sequence[StoredPart], seed: int = 0) ->
     given: dict[Node, Any] = {}
     for n in leaves:
         if is_float(n.dtype) or n.dtype == "bool":
-            given[n] = rng.permutation(prod(n.shape)).reshape(n.shape).astype(float)
+            given[n] = rng.permutation(prod(map(int, n.shape))).reshape(n.shape).astype(float)
         else:
             given[n] = rng.integers(-(count := counts.get(n, 1)), count, n.shape)
             given[n].flat[:1] = -(seed % 2)
@@ -193,14 +193,15 @@ def stores_elements(result: Node, parts: Sequence[StoredPart], seed: int = 0) ->
 
 def _addresses(shape: Shape, layout: PartLayout, given: Mapping[Node, Any]) -> NDArray[Any]:
     """The place of each element of a part of fixed sizes, with these numbers of rows."""
-    names: dict[str, Any] = {position(i): x for i, x in enumerate(np.indices(shape, sparse=True))}
+    sizes = [int(n) for n in shape]
+    names: dict[str, Any] = {position(i): x for i, x in enumerate(np.indices(sizes, sparse=True))}
     for name, row in layout.rows:
         read = given[row.source] if row.source in given else row.source.attr("value").numpy()
         names[name] = row_numbers(read[tuple([evaluate(e, names) for e in row.index])], int(row.count))
     at = evaluate(layout.start, names)
     for axis, stride in enumerate(layout.strides):
         at = at + names[position(axis)] * evaluate(stride, {})
-    return np.broadcast_to(at, shape)
+    return np.broadcast_to(at, sizes)
 
 
 def fill_once(count: int, parts: Sequence[tuple[Shape, PartLayout]]) -> bool:
