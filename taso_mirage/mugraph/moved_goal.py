@@ -44,6 +44,7 @@ from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.movement_terms import movements, moves_elements
 from taso_mirage.mugraph.opaque_functions import is_scalar
+from taso_mirage.mugraph.refusals import named_refusal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
@@ -135,10 +136,22 @@ def labelled_goal(goal: Graph) -> tuple[MovedGoal, Labelled]:
     """A goal of fixed sizes and the labels of its core, in which computed terms are spread over
     ones if a result needs it.
 
-    Raises Unsupported, as `refuse`, `label` and `moved_goal` do.
+    Raises Unsupported, which names the operator, its shapes and what is missing.
     """
+    try:
+        return _labelled(goal)
+    except Unsupported as error:
+        raise named_refusal(goal, error, _labelled) from None
+
+
+def _labelled(goal: Graph) -> tuple[MovedGoal, Labelled]:
+    found = _spread_labels(goal)
+    refuse(found[0].core)
+    return found
+
+
+def _spread_labels(goal: Graph) -> tuple[MovedGoal, Labelled]:
     moved = moved_goal(goal)
-    refuse(moved.core)
     try:
         return moved, label(moved.core)
     except Unsupported:

@@ -24,6 +24,7 @@ from taso_mirage.ir.terms import (
     Tensor,
     constant,
     is_constant,
+    is_part,
     numpy_dtype,
     substitute,
     topological,
@@ -268,7 +269,7 @@ def _framed(node: Node) -> Node:
 
 def _fits(value: Node, layout: PartLayout) -> bool:
     """Whether a kernel gives a value in tiles that have one row of those that are read first."""
-    maker, place = (value.args[0], value.attr("index")) if value.op == "item" else (value, 0)
+    maker, place = (value.args[0], value.attr("index")) if is_part(value) else (value, 0)
     tile = maker.attr("body").outputs[place].shape
     return all(tile[axis] == 1 for axis in layout.varying)
 

@@ -18,7 +18,7 @@ HEADS, ROWS, WIDTH = 2, 7, 4
 
 
 def projected(batch: int = 1) -> Node:
-    """The key of a token, with heads: (batch, heads, 1, width). Of several sequences it is given."""
+    """The key of a token, with heads: (batch, heads, 1, width); that of several is given."""
     if batch > 1:
         return term("relu", leaf("new", "float32", batch, HEADS, 1, WIDTH))
     made = term("matmul", leaf("x", "float32", batch, 16), leaf("w", "float32", 16, HEADS * WIDTH))
@@ -34,14 +34,14 @@ def position(batch: int = 1, dtype: str = "int64") -> Node:
 
 
 def by_elements(batch: int = 1, name: str = "cache") -> Node:
-    """As PyTorch's scatter is exported."""
+    """A row as PyTorch's scatter is exported."""
     shape = (batch, HEADS, 1, WIDTH)
     at = term("expand", term("reshape", position(batch), shape=(batch, 1, 1, 1)), shape=shape)
     return term("scatter_elements", cache(name, batch), at, projected(batch), axis=2)
 
 
 def by_rows() -> Node:
-    """As PyTorch's index_put is exported: the rows are the first axis."""
+    """A row as PyTorch's index_put is exported: the rows are the first axis."""
     turned, row = (term("transpose", x, perm=(2, 0, 1, 3)) for x in (cache(), projected()))
     made = term("scatter_nd", turned, term("reshape", position(), shape=(1, 1)), row)
     return term("transpose", made, perm=(1, 2, 0, 3))
@@ -97,8 +97,7 @@ def scattered() -> dict[str, Graph]:
 
 
 def wrong_layouts(parts: Sequence[tuple[StoredPart, PartLayout]]) -> Iterator[tuple[str, list[PartLayout]]]:
-    """Mutants of the places of parts in memory: off by one, another stride, another row or none, the
-    order of the rows."""
+    """Mutants of the places of parts in memory: off by one, another stride, another row."""
     right = [layout for _, layout in parts]
     for i, (part, layout) in enumerate(parts):
         others = [("off by one", replace(layout, start=layout.start + by)) for by in (-1, 1)]

@@ -305,9 +305,9 @@ def _starts(
 def _result(
     o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides, start: Expression
 ) -> tuple[CppBuffer, Expression, CppBuffer | None]:
-    """The place of a block's part of an output that begins at `start`: the blocks of the first grid dim are the furthest
-    apart. If only the first block along a grid dim gives it, the others write into memory of their
-    own."""
+    """The place of a block's part of an output that begins at `start`: the blocks of the first grid
+    dim are the furthest apart. If only the first block along a grid dim gives it, the others write
+    into memory of their own."""
     shape = tile.shape or ()
     extent = [n if (found := part_of(n)) is None else found[1] for n in shape]
     alone = list[Expression]()

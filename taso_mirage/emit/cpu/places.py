@@ -51,7 +51,7 @@ class Places:
     strides: dict[tuple[Node, int], Shape] = field(default_factory=dict)
     """The strides of the parts of results, in elements; all else is dense."""
     layouts: dict[tuple[Node, int], PartLayout] = field(default_factory=dict)
-    """Those of the parts whose rows are read first."""
+    """The layouts of the parts whose rows are read first."""
     parts: dict[tuple[Node, int], tuple[Expression, Tensor]] = field(default_factory=dict)
     """The places of the parts of results."""
     joined: set[Node] = field(default_factory=set)
