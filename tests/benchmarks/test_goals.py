@@ -85,7 +85,7 @@ def test_a_refusal_names_the_operator(checks: ModuleType) -> None:
 
 @pytest.mark.sampled(3)
 def test_all_refusals_name_an_operator_and_its_shapes(bench: ModuleType, checks: ModuleType) -> None:
-    """Of all pieces of models, and of compositions by a seed of which some are refused."""
+    """The refusals of pieces of models, and of compositions by a seed of which some are refused."""
     corpus = json.loads(importlib.import_module("goal_corpus").CORPUS.read_text())
     graphs = [parse_graph("\n".join(each["goal"])) for each in corpus["pieces"]]
     graphs += [bench.composition(f"9 {i}", corpus["follow"])[1] for i in range(120)]
