@@ -16,9 +16,9 @@ from taso_mirage.emit import tune
 from taso_mirage.emit.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, variable
-from taso_mirage.meanings.lookups import IndexMeaning
 from taso_mirage.operators.interpret import interpret, retyped
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.table_indices import indexed_rows
 
 Function = Callable[..., Any]
 Call = Callable[[Any, Callable[[Node], Any]], Any]
@@ -166,10 +166,8 @@ def input_sets(goal: Graph) -> list[list[Any]]:
 
 def row_counts(goal: Graph) -> list[int]:
     """The numbers of rows that the indices in each input may name; 2 for an input of others."""
-    meaning, names = IndexMeaning(), [x.attr("name") for x in goal.inputs]
-    given = zip(goal.inputs, names, strict=True)
-    interpret(goal.outputs, meaning, {x: (x.tensor, frozenset({name})) for x, name in given})
-    return [meaning.rows.get(name, 2) for name in names]
+    rows = indexed_rows(goal)
+    return [rows.get(x.attr("name"), 2) for x in goal.inputs]
 
 
 def prepared(goal: Graph) -> Callable[[Sequence[Any]], None]:

@@ -18,7 +18,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -26,6 +26,7 @@ from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
+    ABSENT,
     Graph,
     Node,
     Tensor,
@@ -43,8 +44,10 @@ from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.mugraph.roles import inlined
+from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.stores import is_scatter, part_args, writes_over
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
@@ -213,7 +216,7 @@ class _Growing:
             graph, leaves = canonical_region(members, results, self.sizes)
             if any(not isinstance(o.type, Tensor) or o.dtype not in MADE for o in graph.outputs):
                 return None
-            found = self._labelled(graph) or self._repeating(graph)
+            found = self._labelled(graph) or self._repeating(graph) or self._writing(node, graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
         if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
@@ -264,12 +267,17 @@ class _Growing:
         other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
         return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
 
+    def _writing(self, node: Node, graph: Graph) -> Labelled | None:
+        """The labels of the updates of one that writes them over other data, of fixed sizes."""
+        fixed = all(isinstance(n, int) for x in (node, *node.args) if x is not ABSENT for n in x.shape)
+        written = graph.outputs[0]
+        if not fixed or not is_scatter(written):
+            return None
+        return self._repeating(Graph(graph.inputs, (written.args[part_args(written)[1]],)))
+
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
-            try:
-                self.labels[graph] = core_labels(graph)
-            except (TasoMirageError, LookupError, TypeError, ValueError):
-                self.labels[graph] = None
+            self.labels[graph] = next((found for each in _parts(graph) if (found := _labels(each))), None)
         return self.labels[graph]
 
     # ------------------------------------------------------------ growth
@@ -359,7 +367,9 @@ class _Growing:
         if all(x.dtype in LOADED for x in graph.inputs):
             return True
         try:
-            return all(x.dtype in LOADED for x in moved_goal(graph).core.inputs)
+            moved = moved_goal([*_parts(graph)][-1])
+            read = {*topological(moved.core.outputs)}
+            return all(x.dtype in LOADED for x in moved.core.inputs if x in read)
         except Unsupported:
             return False
 
@@ -438,3 +448,20 @@ def _successive_products(goal: Labelled) -> int:
     for node in topological(inlined(goal.graph.outputs)):
         found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
     return max(found.values())
+
+
+def _parts(graph: Graph) -> Iterator[Graph]:
+    """A graph, and where parts of its results are written over others, the graph of one part for
+    each result."""
+    yield graph
+    if any(map(writes_over, graph.outputs)):
+        parts = stored_goal(graph).parts
+        if len(parts.outputs) == len(graph.outputs):
+            yield parts
+
+
+def _labels(graph: Graph) -> Labelled | None:
+    try:
+        return core_labels(graph)
+    except (TasoMirageError, LookupError, TypeError, ValueError):
+        return None
