@@ -18,11 +18,11 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
@@ -38,19 +38,19 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.mugraph.free import FreeSizes, named_dims
 from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
-from taso_mirage.mugraph.goal import LOADED, MADE
+from taso_mirage.mugraph.goal import MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.mugraph.roles import inlined
-from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
-from taso_mirage.operators.stores import is_scatter, part_args, writes_over
+from taso_mirage.operators.stores import is_scatter, part_args
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
+from taso_mirage.regions.region_labels import is_loaded, region_labels
 from taso_mirage.rewriting.derived_traits import multiplies
 
 OPERATORS, INPUTS = 24, 8
@@ -277,7 +277,7 @@ class _Growing:
 
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
-            self.labels[graph] = next((found for each in _parts(graph) if (found := _labels(each))), None)
+            self.labels[graph] = region_labels(graph)
         return self.labels[graph]
 
     # ------------------------------------------------------------ growth
@@ -357,21 +357,10 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
-        given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)
+        given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
         if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
-
-    def _loaded(self, graph: Graph) -> bool:
-        """Whether kernels load all inputs, or read rows of others by them."""
-        if all(x.dtype in LOADED for x in graph.inputs):
-            return True
-        try:
-            moved = moved_goal([*_parts(graph)][-1])
-            read = {*topological(moved.core.outputs)}
-            return all(x.dtype in LOADED for x in moved.core.inputs if x in read)
-        except Unsupported:
-            return False
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and
@@ -448,20 +437,3 @@ def _successive_products(goal: Labelled) -> int:
     for node in topological(inlined(goal.graph.outputs)):
         found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
     return max(found.values())
-
-
-def _parts(graph: Graph) -> Iterator[Graph]:
-    """A graph, and where parts of its results are written over others, the graph of one part for
-    each result."""
-    yield graph
-    if any(map(writes_over, graph.outputs)):
-        parts = stored_goal(graph).parts
-        if len(parts.outputs) == len(graph.outputs):
-            yield parts
-
-
-def _labels(graph: Graph) -> Labelled | None:
-    try:
-        return core_labels(graph)
-    except (TasoMirageError, LookupError, TypeError, ValueError):
-        return None
