@@ -19,6 +19,7 @@ from taso_mirage.prove.cases import Cases, cases_where, merged_cases
 from taso_mirage.prove.scalars import Scalars
 
 _Index = tuple[Dim, ...]
+_Test = tuple[list[Dim], list[Dim]]
 UPDATES = 8
 """The largest number of updates that are told apart."""
 
@@ -47,15 +48,32 @@ class UpdatedElement:
     updates: ReadElement
     folded: Callable[[Cases, Cases], Cases] | None
     known: dict[tuple[_Index, int], Cases] = field(default_factory=dict)
+    _solved: dict[int, int] | None = None
 
     def read(self, index: _Index) -> Cases:
         """The element at an index. Raises Unprovable where the updates are too many."""
         counts = self.places[0].shape
-        if not all(isinstance(n, int) for n in counts) or prod(map(int, counts)) > UPDATES:
+        told = [1 if axis in self.solved else n for axis, n in enumerate(counts)]
+        if not _few(told):
             raise Unprovable(f"a scatter of {counts} updates; at most {UPDATES} are told apart")
-        return self._after(index, [*np.ndindex(*map(int, counts))])
+        return self._after(index, [*np.ndindex(*map(int, told))])
 
-    def _place(self, axis: int, j: tuple[int, ...]) -> Cases:
+    @property
+    def solved(self) -> dict[int, int]:
+        """If the updates are many, their axes along which a place is the position itself, as beside
+        the axis of `ScatterElements`: each with the axis of the tensor, whose index says which
+        update it is."""
+        if self._solved is None:
+            counts, self._solved = self.places[0].shape, {}
+            names = tuple(map(self.algebra.indices.fresh, counts))
+            found = [] if _few(counts) else [self._place(k, names) for k in range(len(self.places))]
+            known = [self.algebra.as_dim(each[0][1]) if len(each) == 1 and not each[0][0] else None for each in found]
+            for axis, n in enumerate(counts):
+                if n != 1 and names[axis] in known:
+                    self._solved[axis] = known.index(names[axis])
+        return self._solved
+
+    def _place(self, axis: int, j: _Index) -> Cases:
         place = self.places[axis]
         return tuple((c, machine.wrapped_value(self.algebra, p, place.type.dtype)) for c, p in place.at(j))
 
@@ -66,21 +84,34 @@ class UpdatedElement:
         return self.known[key]
 
     def _updated(self, index: _Index, updates: Sequence[tuple[int, ...]]) -> Cases:
-        """By whether the last of the updates has the place `index`."""
-        *before, j = updates
+        """By whether the last of the updates has the place `index`: tests of conditions that all
+        hold, each with those of which else one holds."""
+        *before, last = updates
+        j = tuple([index[self.solved[axis]] if axis in self.solved else i for axis, i in enumerate(last)])
+        inside: list[_Test] = []
+        for axis, k in self.solved.items():
+            if (n := self.places[0].shape[axis]) != self.whole.shape[k]:
+                inside.append(([n - 1 - index[k]], [index[k] - n]))
+        others = [k for k in range(len(self.places)) if k not in self.solved.values()]
         indices, found = self.algebra.indices, list[tuple[Conditions, Poly]]()
-        for pieces in product(*[self._place(axis, j) for axis in range(len(self.places))]):
+        for pieces in product(*[self._place(k, j) for k in others]):
             given = [e for conditions, _ in pieces for e in conditions]
-            at = [self.algebra.position(p, n) for (_, p), n in zip(pieces, self.whole.shape, strict=False)]
-            apart = [i - p for i, p in zip(index, at, strict=False)]
-            same = [*given, *(e for d in apart for e in (d, -d))]
-            found += cases_where(indices, same, lambda: self._own(index, j, before))
-            for k, d in enumerate(apart):
-                equal = [e for other in apart[:k] for e in (other, -other)]
-                for other in (d - 1, -d - 1):
-                    found += cases_where(indices, [*given, *equal, other], lambda: self._after(index, before))
+            tests = list(inside)
+            for k, (_, p) in zip(others, pieces, strict=True):
+                d = index[k] - self.algebra.position(p, self.whole.shape[k])
+                tests.append(([d, -d], [d - 1, -d - 1]))
+            held = list(given)
+            for same, different in tests:
+                for other in different:
+                    found += cases_where(indices, [*held, other], lambda: self._after(index, before))
+                held += same
+            found += cases_where(indices, held, lambda: self._own(index, j, before))
         return merged_cases(found)
 
-    def _own(self, index: _Index, j: tuple[int, ...], before: Sequence[tuple[int, ...]]) -> Cases:
+    def _own(self, index: _Index, j: _Index, before: Sequence[tuple[int, ...]]) -> Cases:
         new = self.updates.at((*j, *index[len(self.places) :]))
         return new if self.folded is None else self.folded(self._after(index, before), new)
+
+
+def _few(counts: Sequence[Dim]) -> bool:
+    return all(isinstance(n, int) for n in counts) and prod(map(int, counts)) <= UPDATES

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import from_proto, serialize
@@ -139,6 +140,7 @@ def test_constant_indices_of_a_part_are_a_concatenation(name: str, reduction: st
         assert isinstance(prove_symbolic([scattered], [placed]), Proved)
 
 
+D = symbol("d")
 X, U = variable("x", Tensor("float32", (6, 4))), variable("u", Tensor("float32", (2, 4)))
 
 
@@ -168,7 +170,7 @@ def test_wrong_parts_are_refused() -> None:
 
 def test_a_row_at_a_position_of_a_run_is_proved() -> None:
     """The row that was written is read back; not another one, and not where two may be equal."""
-    cache, new = variable("cache", Tensor("float32", (6, "d"))), variable("new", Tensor("float32", (1, "d")))
+    cache, new = variable("cache", Tensor("float32", (6, D))), variable("new", Tensor("float32", (1, D)))
     at, other = (variable(name, Tensor("int64", (1,))) for name in ("at", "other"))
 
     def row(x: Node, i: Node) -> Node:
@@ -209,3 +211,25 @@ def test_sizes_of_a_run() -> None:
         x, u = np.arange(n * d, dtype=np.float32).reshape(n, d), np.full((1, d), -1, np.float32)
         graph = check(proto, {"x": x, "i": np.array([[at]]), "u": u})
         assert [str(size) for size in graph.outputs[0].shape] == ["n", "d"]
+
+
+@pytest.mark.parametrize("heads", [32, 64, symbol("h")])
+def test_rows_of_any_number_of_heads_are_proved(heads: Any) -> None:
+    """Of 64 heads, or of any number, of which 32 have new rows, as ScatterElements writes them."""
+    cache, new = variable("cache", Tensor("float32", (heads, 6, D))), variable("new", Tensor("float32", (32, 1, D)))
+    at, other = (
+        term("expand", variable(name, Tensor("int64", (1, 1, 1))), shape=(32, 1, D)) for name in ("at", "other")
+    )
+    written = term("scatter_elements", cache, at, new, axis=1)
+
+    def rows(x: Node, i: Node) -> Node:
+        return term("gather_elements", x, i, axis=1)
+
+    def last(x: Node) -> Node:
+        return term("slice", x, axes=(0,), starts=(32,), ends=(64,), steps=(1,))
+
+    assert isinstance(prove_symbolic([rows(written, at)], [new]), Proved)
+    assert not isinstance(prove_symbolic([rows(written, other)], [new]), Proved)
+    assert not isinstance(prove_symbolic([rows(written, other)], [rows(cache, other)]), Proved)
+    if heads == 64:
+        assert isinstance(prove_symbolic([last(written)], [last(cache)]), Proved)
