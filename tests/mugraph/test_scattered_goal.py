@@ -48,7 +48,7 @@ def test_wrong_places_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", GOALS)
 def test_updates_of_a_large_result_are_proved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for several rows of one tensor: they may be equal, so that only one of them is there."""
+    """All but those of several rows of a tensor: they may be equal, so that only one is there."""
     monkeypatch.setattr(parts_of_goals, "NUMBERED", 0)
     assert stored_goal(goals()[name]).is_equal() == (name not in ("several rows", "constant rows"))
 

@@ -215,7 +215,7 @@ def test_sizes_of_a_run() -> None:
 
 @pytest.mark.parametrize("heads", [32, 64, symbol("h")])
 def test_rows_of_any_number_of_heads_are_proved(heads: Any) -> None:
-    """Of 64 heads, or of any number, of which 32 have new rows, as ScatterElements writes them."""
+    """New rows of 32 heads of 64, or of any number, as ScatterElements writes them."""
     cache, new = variable("cache", Tensor("float32", (heads, 6, D))), variable("new", Tensor("float32", (32, 1, D)))
     at, other = (
         term("expand", variable(name, Tensor("int64", (1, 1, 1))), shape=(32, 1, D)) for name in ("at", "other")
