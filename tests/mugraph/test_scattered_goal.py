@@ -156,3 +156,12 @@ def goals_of(output: Any) -> Graph:
     from moved_goals import goal
 
     return goal([output])
+
+
+def test_rows_of_a_grid_of_other_positions_are_no_parts() -> None:
+    """The indices of two axes are exchanged: each update is at other heads."""
+    whole, indices, new = goals()["row by a grid"].outputs[0].args
+    first, second, at = indices.args
+    for columns in ((second, first, at), (first, at, second), (at, second, at)):
+        wrong = term("scatter_nd", whole, term("concat", *columns, axis=3), new)
+        assert not stored_goal(goals_of(wrong)).stores
