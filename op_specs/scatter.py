@@ -102,8 +102,8 @@ def _along(xp, axis: int, shape, like):
 
 @scatter_nd.traits.storing
 def _(node, whole):
-    """Of indices into several axes, where all but one are the positions of the update itself: as
-    PyTorch's index_put is exported."""
+    """The rows of a gather; of indices into several axes, where all but one are the positions of
+    the update itself, as PyTorch's index_put is exported, the elements of one axis."""
     indices, shape = node.args[1], node.args[2].shape
     if node.attr("reduction") != "none":
         return None
@@ -132,7 +132,7 @@ def _(node, whole):
 
 @tensor_scatter.traits.storing
 def _(node, whole):
-    """For one row of each batch, so that no row is outside."""
+    """The elements of one row of each batch, so that no row is outside."""
     shape, axis = node.args[1].shape, node.attr("axis")
     if len(node.args) < 3 or shape[axis] != 1 or node.attr("mode") != "linear":
         return None

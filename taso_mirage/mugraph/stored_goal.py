@@ -79,8 +79,8 @@ class StoredGoal:
         return tuple([made[x] if x in made else self._joined(x, made, taken, alone) for x in self.outputs])
 
     def _alone(self, made: Mapping[Node, Node]) -> set[Node]:
-        """The values that are stored once and read by no kernel, and whose kernels read nothing that
-        may be in memory in which others are stored over it."""
+        """The values that are stored once and read by no kernel, and whose kernels read nothing
+        that may be in memory in which others are stored over it."""
         places = Counter(made.get(x, x) for output in self.outputs for x in _values(output))
         read = {a for value in made.values() for n in topological([value]) for a in n.args}
         copied = [x for output in filter(writes_over, self.outputs) for x in _values(output) if x not in made]

@@ -143,7 +143,7 @@ def test_what_the_second_update_reads_of_the_cache_is_read_before_the_first_one(
 
 
 def test_a_kernel_of_two_results_does_not_store_them_over_others() -> None:
-    """It runs before the copies of both caches, which would replace its rows."""
+    """The kernel runs before the copies of both caches, which would replace its rows."""
     keys, values = goals()["two caches"].outputs
     given = goals_of(
         keys, term("scatter_elements", values.args[0], values.args[1], term("relu", values.args[2]), axis=2)
