@@ -33,7 +33,7 @@ class OptimizeOptions(TypedDict, total=False):
     """Sizes of free dims, by name ("batch:8") or by input ("x:1,128"); several sets have weights:
     "batch:1+seq:512@3"."""
     inputs: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]]
-    """Inputs for timing and for the check: .npz files, or arrays by input name."""
+    """Inputs for timing, and for the check beside random ones: .npz files, or arrays by input name."""
     budget: float
     """Seconds of the whole call. Default: 60, or 600 with effort="thorough"."""
     run_limit: float

@@ -77,7 +77,10 @@ _WeightedShapes = Annotated[
 ]
 _InputFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.npz", help="Inputs for timing and for the check (arrays by input name); repeatable."),
+    typer.Option(
+        metavar="FILE.npz",
+        help="Inputs for timing, and for the check beside random ones (arrays by input name); repeatable.",
+    ),
 ]
 _Seconds = Annotated[
     float | None,
