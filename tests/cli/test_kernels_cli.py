@@ -92,7 +92,8 @@ def operators(region: KernelRegion) -> list[str]:
 
 
 def kernels(*arguments: object) -> dict[str, Any]:
-    """The command's output as JSON, for an H100 or the GPU that is there, unless another target is named."""
+    """The command's output as JSON, for the GPU that is there or an H100, unless another target is
+    named."""
     target = () if "--target" in arguments else CUDA
     done = CliRunner().invoke(app, ["kernels", *map(str, (*arguments, *target)), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -219,7 +220,7 @@ def test_programs_and_the_page_are_written(model: Path, found: Path, tmp_path: P
 def test_without_a_gpu_times_and_programs_are_the_cpus(
     model: Path, found: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same model with a checkpoint for a GPU: its region is searched again, as times differ."""
+    """A region of a checkpoint for a GPU is searched again, because times differ."""
     monkeypatch.setattr("taso_mirage.devices.cuda.device.gpu", lambda: None)
     kept, folder = tmp_path / "kept.json", tmp_path / "programs"
     kept.write_bytes(found.read_bytes())

@@ -1,5 +1,5 @@
-"""The examples of docs/hosts, each on a small model: the file is another one, computes the same, and
-keeps the interface."""
+"""The examples of docs/hosts, each on a small model: the file is another one, computes the same,
+and keeps the interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks run from the first cell to the last, and print as they do on the site."""
+"""The notebooks of docs/notebooks run from the first cell to the last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 NEEDS = {"onnx": "onnx", "kernels": "numpy", "pytorch": "torch"}
 """The package that each notebook needs beside those of taso_mirage."""
 LONG = ("onnx", "pytorch")
-"""Those that take more than a few seconds: `pytest -m slow tests/repository/test_notebooks.py`."""
+"""The notebooks that take more than a few seconds: `pytest -m slow tests/repository/test_notebooks.py`."""
 
 
 def cases() -> list[object]:
