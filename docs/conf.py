@@ -17,7 +17,7 @@ extensions = ["myst_nb" if NOTEBOOKS else "myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["plugin", "hosts", *([] if NOTEBOOKS else ["notebooks/*.ipynb"])]
 """A package, which is copied as it is, and files that pages include."""
 nb_execution_mode = "off"
-suppress_warnings = [] if NOTEBOOKS else ["toc.excluded"]
+suppress_warnings = [] if NOTEBOOKS else ["toc.not_readable"]
 myst_heading_anchors = 4
 """As on a page of the repository, headings can be linked to."""
 default_role = "code"

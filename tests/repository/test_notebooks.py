@@ -10,7 +10,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 NEEDS = {"onnx": "onnx", "kernels": "numpy", "pytorch": "torch"}
 """The package that each notebook needs beside those of taso_mirage."""
 LONG = ("onnx", "pytorch")
-"""The notebooks that take more than a few seconds: `pytest -m slow tests/repository/test_notebooks.py`."""
+"""The notebooks that take more than a few seconds, which run with `-m slow`."""
 
 
 def cases() -> list[object]:
