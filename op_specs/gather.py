@@ -69,6 +69,8 @@ def gather_nd(xp, x, indices, *, batch_dims: int = 0):
         raise IllTyped("batch_dims is not supported")
     shape, last = xp.shape(x), xp.rank(indices) - 1
     depth = xp.shape(indices)[last]
+    if depth == 1:
+        return xp.take(x, xp.reshape(indices, xp.shape(indices)[:last]), 0)
     position = xp.cast(xp.extents((0,), scalar=True), xp.dtype(indices))
     for i, n in enumerate(shape[:depth]):
         size = xp.cast(xp.extents((n,), scalar=True), xp.dtype(indices))
