@@ -108,21 +108,29 @@ struct Experts {
   // Sums that begin with the bias of a strip.
   template <size_t R>
   static void begin(const float* bias, lanes_t (&sums)[R][VECTORS]) {
-    for (size_t m = 0; m < R; ++m) std::memcpy(sums[m], bias, sizeof sums[m]);
+    for (size_t m = 0; m < R; ++m)
+      for (size_t i = 0; i < VECTORS; ++i) sums[m][i] = vector_at(bias + i * LANES);
+  }
+  static lanes_t vector_at(const float* from) {
+    lanes_t made;
+    std::memcpy(&made, from, sizeof made);
+    return made;
   }
   // sums[m] += sum over k of from[m][k] * w[k], with all of them in registers.
   template <size_t R>
   static void multiply(const float* w, size_t depth, const float* const* from, lanes_t (&sums)[R][VECTORS]) {
     lanes_t made[R][VECTORS];
-    std::memcpy(made, sums, sizeof made);
+    for (size_t m = 0; m < R; ++m)
+      for (size_t i = 0; i < VECTORS; ++i) made[m][i] = sums[m][i];
     for (size_t k = 0; k < depth; ++k, w += COLUMNS) {
       for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);
       lanes_t those[VECTORS];
-      std::memcpy(those, w, sizeof those);
+      for (size_t i = 0; i < VECTORS; ++i) those[i] = vector_at(w + i * LANES);
       for (size_t m = 0; m < R; ++m)
         for (size_t i = 0; i < VECTORS; ++i) made[m][i] += from[m][k] * those[i];
     }
-    std::memcpy(sums, made, sizeof made);
+    for (size_t m = 0; m < R; ++m)
+      for (size_t i = 0; i < VECTORS; ++i) sums[m][i] = made[m][i];
   }
 };
 
