@@ -23,7 +23,8 @@ def experts(
     *,
     hidden: Graph,
     columns: Maps = ((0, 1),),
-    turned: int = 0,
+    by_expert: int = 0,
+    transposed: Ints = (0, 0, 0),
     block: Ints = (64, 6),
 ):
     """(...,t,k), (e,k,f'), (t,e), (e,k,f'), (e,f,n), (e,f'), (e,f'), (e,n) -> (t,n): the sum over
@@ -31,16 +32,19 @@ def experts(
 
     An expert's result is `hidden` of its products of x with `first`, and with `beside` where
     `hidden` is a function of two numbers, times `last`; each product has its bias. Of each of the
-    first products only some columns are read, (start, step) in `columns`: f of them. `turned`: the
-    shares are (e,t). `block`: the columns that lie side by side in the prepared weights, and the
+    first products only some columns are read, (start, step) in `columns`: f of them. `by_expert`: the
+    shares are (e,t). `transposed`: which weights are (e,n,k): first, beside, last. `block`: the columns that lie side by side in the prepared weights, and the
     rows of a tile at most, which changes nothing.
     """
     count, rows = xp.shape(first)[0], dim_product(xp.shape(x)[:-1])
     x = xp.reshape(x, (rows, xp.shape(x)[-1]))
-    shares = xp.reshape(shares, (count, rows) if turned else (rows, count))
-    shares = shares if turned else xp.transpose(shares, (1, 0))
+    shares = xp.reshape(shares, (count, rows) if by_expert else (rows, count))
+    shares = shares if by_expert else xp.transpose(shares, (1, 0))
+    if last is None or len(transposed) != 3:
+        raise IllTyped(f"{len(transposed)} flags of three weights, the last of which are {last}")
+    first, beside, last = (_upright(xp, w, each) for w, each in zip((first, beside, last), transposed, strict=True))
     weights = [(first, first_bias), *([] if beside is None else [(beside, beside_bias)])]
-    if last is None or not len(weights) == len(columns) == len(hidden.inputs):
+    if not len(weights) == len(columns) == len(hidden.inputs):
         raise IllTyped(f"{len(columns)} ranges of columns of {len(weights)} products for {len(hidden.inputs)} numbers")
     wide = xp.shape(last)[1]
     made = [_columns(xp, _product(xp, x, w, b), *own, wide) for (w, b), own in zip(weights, columns, strict=True)]
@@ -48,6 +52,11 @@ def experts(
     shares = xp.reshape(shares, (count, rows, 1))
     chosen = xp.map(np.where, xp.map(np.equal, shares, xp.literal(0, shares)), xp.literal(0, y), mul(xp, y, shares))
     return xp.reshape(xp.sum(chosen, (0,)), (rows, xp.shape(last)[2]))
+
+
+def _upright(xp, w, transposed: int):
+    """(e,k,n), or (e,n,k) if `transposed`, -> (e,k,n)"""
+    return xp.transpose(w, (0, 2, 1)) if transposed and w is not None else w
 
 
 def _product(xp, x, w, b):
@@ -96,15 +105,16 @@ experts.example(
 )
 experts.example(
     "float32[1,4,3]",
-    "float32[2,3,6]",
+    "float32[2,6,3]",
     "float32[2,4]",
-    "float32[2,3,6]",
+    "float32[2,6,3]",
     "float32[2,3,5]",
     "float32[2,6]",
     "float32[2,6]",
     "float32[2,5]",
     hidden=_gated(),
     columns=((0, 2), (1, 2)),
-    turned=1,
+    by_expert=1,
+    transposed=(1, 1, 0),
 )
 experts.example("float32[4,3]", "float32[2,3,5]", "float32[4,2]", None, "float32[2,5,3]", hidden=_squared())

@@ -61,26 +61,39 @@ SCALED, MULTIPLIED = RegionPattern("mul(y, z)"), RegionPattern("matmul(x, w)")
 
 @dataclass(frozen=True, slots=True)
 class ExpertProduct:
-    """A product of all experts: its weights (e,k,n) and biases (e,n), or ABSENT, of which every
-    `step`-th column from `start` on is read."""
+    """A product of all experts: its weights (e,k,n), or (e,n,k) if `transposed`, and biases (e,n),
+    or ABSENT. Every `step`-th column from `start` on is read."""
 
     w: Node
     b: Node = ABSENT
+    transposed: bool = False
     start: int = 0
     step: int = 1
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """k and n"""
+        k, n = map(int, self.w.shape[:0:-1] if self.transposed else self.w.shape[1:])
+        return k, n
+
     def every(self, x: Node, count: Dim) -> Node:
         """(t,k) or (e,t,k) -> (e,t,count)"""
-        y = term("matmul", x, self.w)
+        y = term("matmul", x, term("transpose", self.w, perm=(0, 2, 1)) if self.transposed else self.w)
         y = y if self.b is ABSENT else term("add", y, term("unsqueeze", self.b, axes=(1,)))
         return self._read(y, count)
 
     def chosen(self, x: Node, indices: Node, count: Dim) -> Node:
         """(t,1,1,k) or (t,s,1,k), the experts of each token (t,s) -> (t,s,1,count)"""
-        y = term("matmul", x, term("gather", self.w, indices, axis=0))
+        w = term("gather", self.w, indices, axis=0)
+        y = term("matmul", x, term("transpose", w, perm=(0, 1, 3, 2)) if self.transposed else w)
         if self.b is not ABSENT:
             y = term("add", y, term("unsqueeze", term("gather", self.b, indices, axis=0), axes=(2,)))
         return self._read(y, count)
+
+    def weights(self, name: str, sizes: tuple[int, int, int]) -> Node:
+        """A leaf for weights of e, k and n."""
+        e, k, n = sizes
+        return variable(name, Tensor(self.w.dtype, (e, n, k) if self.transposed else (e, k, n)))
 
     def _read(self, y: Node, count: Dim) -> Node:
         if (self.start, self.step) == (0, 1) and y.shape[-1] == count:
@@ -95,7 +108,7 @@ class ExpertLayer:
     """A layer of experts: the results of `last` of the function `hidden` of the `products` of x, by
     the shares.
 
-    `shares`: (t,e), or (e,t) if `turned`; with `chosen`, indices of experts (t,s), they are (t,s).
+    `shares`: (t,e), or (e,t) if `by_expert`; with `chosen`, indices of experts (t,s), they are (t,s).
     """
 
     x: Node
@@ -104,7 +117,7 @@ class ExpertLayer:
     hidden: Graph
     last: ExpertProduct
     chosen: Node = ABSENT
-    turned: int = 0
+    by_expert: int = 0
     large, once, joins = True, False, False
     together = "experts"
     slack = inf
@@ -124,16 +137,16 @@ class ExpertLayer:
     @property
     def goal(self) -> Node:
         """The layer in operators of ONNX."""
-        width = self.last.w.shape[1]
+        width, n = self.last.sizes
         x = self.x if len(self.x.shape) == 2 else term("reshape", self.x, shape=self._matrix(self.x))
         if self.chosen is ABSENT:
             made = [each.every(x, width) for each in self.products]
-            y = self.last.every(self._hidden(made), self.last.w.shape[2])
-            shares = self.shares if self.turned else term("transpose", self.shares, perm=(1, 0))
+            y = self.last.every(self._hidden(made), n)
+            shares = self.shares if self.by_expert else term("transpose", self.shares, perm=(1, 0))
             return _weighted(y, shares, 0)
         x = term("unsqueeze", x, axes=(1, 2))
         made = [each.chosen(x, self.chosen, width) for each in self.products]
-        y = self.last.chosen(self._hidden(made), self.chosen, self.last.w.shape[2])
+        y = self.last.chosen(self._hidden(made), self.chosen, n)
         return _weighted(term("squeeze", y, axes=(2,)), self.shares, 1)
 
     def _matrix(self, x: Node) -> tuple[Dim, ...]:
@@ -148,7 +161,16 @@ class ExpertLayer:
         b = more[0] if more else ExpertProduct(ABSENT)
         operands = self.x, a.w, self.dense_shares(), b.w, last.w, a.b, b.b, last.b
         columns = tuple([(each.start, each.step) for each in self.products])
-        return term("experts", *operands, hidden=self.hidden, columns=columns, turned=self.turned, block=block)
+        transposed = tuple([int(each.transposed) for each in (a, b, last)])
+        return term(
+            "experts",
+            *operands,
+            hidden=self.hidden,
+            columns=columns,
+            by_expert=self.by_expert,
+            transposed=transposed,
+            block=block,
+        )
 
     def dense_shares(self) -> Node:
         """The share of each token and expert; what a token has of an expert in several places is
@@ -168,21 +190,21 @@ class ExpertLayer:
         if of is ABSENT:
             mask = np.arange(t * e).reshape(t, e) % 2
             shares = term("mul", shares, constant(mask.astype(shares.dtype)))
-            shares = term("transpose", shares, perm=(1, 0)) if self.turned else shares
+            shares = term("transpose", shares, perm=(1, 0)) if self.by_expert else shares
         x = variable("x", Tensor(self.x.dtype, (*(1 for _ in self.x.shape[:-2]), t, k)))
         starts = sorted({each.start for each in self.products if each.step == 1})
         products = [
             replace(each, start=each.start if each.step > 1 else f * starts.index(each.start)) for each in self.products
         ]
         wide = max(each.start + (f - 1) * each.step + 1 for each in products)
-        leaves = {w: variable(f"w{i}", Tensor(w.dtype, (e, k, wide))) for i, w in enumerate(p.w for p in products)}
+        leaves = {each.w: each.weights(f"w{i}", (e, k, wide)) for i, each in enumerate(products)}
         leaves |= {
             b: variable(f"b{i}", Tensor(b.dtype, (e, wide)))
             for i, b in enumerate(p.b for p in products)
             if b is not ABSENT
         }
         bias = self.last.b if self.last.b is ABSENT else variable("b", Tensor(self.last.b.dtype, (e, n)))
-        last = ExpertProduct(variable("w", Tensor(self.last.w.dtype, (e, f, n))), bias)
+        last = replace(self.last, w=self.last.weights("w", (e, f, n)), b=bias)
         first = tuple([replace(each, w=leaves[each.w], b=leaves.get(each.b, ABSENT)) for each in products])
         return replace(self, x=x, shares=shares, products=first, last=last, chosen=of)
 
@@ -235,7 +257,7 @@ def _oriented(made: ExpertLayer) -> Iterator[ExpertLayer]:
         yield from [made] if len(shares) == 2 and shares == made.chosen.shape and shares[0] == rows else []
         return
     yield from [made] if shares == (rows, count) else []
-    yield from [replace(made, turned=1)] if shares == (count, rows) else []
+    yield from [replace(made, by_expert=1)] if shares == (count, rows) else []
 
 
 def _is_goal(made: ExpertLayer, goal: Graph) -> bool:
@@ -254,9 +276,9 @@ def _read(whole: Node) -> ExpertLayer | None:
         return None
     for y, shares in ((scaled["y"], scaled["z"]), (scaled["z"], scaled["y"])):
         last = _product(_source(y))
-        if last is None or len(last.product.w.shape) != 3 or last.product.w.shape[2] != whole.shape[-1]:
+        if last is None or last.product.sizes[1] != whole.shape[-1]:
             continue
-        inner = _Hidden()
+        inner = _Hidden(dim_product(whole.shape[:-1]))
         outputs = inner.function(last.x)
         if outputs is None or not 1 <= len(inner.found) <= 2 or not inner.agree(last.chosen):
             continue
@@ -274,6 +296,8 @@ class _FoundProduct:
     x: Node
     product: ExpertProduct
     chosen: Node
+    left: bool
+    """Whether the weights are the first operand, so that columns are rows of the product."""
 
 
 def _product(node: Node) -> _FoundProduct | None:
@@ -285,12 +309,14 @@ def _product(node: Node) -> _FoundProduct | None:
                 same = chosen is made.chosen
                 return replace(made, product=replace(made.product, b=bias)) if same else None
     found = MULTIPLIED.match(node)
-    if found is None:
-        return None
-    w, chosen = _weights(found["w"])
-    if w.args or len(w.shape) != 3 or not all(isinstance(n, int) for n in w.shape):
-        return None
-    return _FoundProduct(found["x"], ExpertProduct(w), chosen)
+    for x, other in ((found["x"], found["w"]), (found["w"], found["x"])) if found is not None else ():
+        w, chosen = _weights(other)
+        if not w.args and len(w.shape) == 3 and all(isinstance(n, int) for n in w.shape):
+            left = other is node.args[0]
+            return _FoundProduct(
+                x, ExpertProduct(w, transposed=left == (other.shape[-2:] == w.shape[1:])), chosen, left
+            )
+    return None
 
 
 def _source(node: Node) -> Node:
@@ -320,7 +346,8 @@ class _Hidden:
     """The function of the hidden numbers, with the products that it reads, each with the number
     that stands for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Dim) -> None:
+        self.rows = rows
         self.found: dict[ExpertProduct, Node] = {}
         self.data: dict[Node, None] = {}
         self.chosen: dict[Node, None] = {}
@@ -345,11 +372,11 @@ class _Hidden:
         return None if None in args else term(source.op, *args, **dict(source.attrs))
 
     def _read(self, made: _FoundProduct, node: Node, source: Node) -> Node | None:
-        columns = _columns(node, source)
+        columns = _columns(node, source, len(source.shape) - 1 - made.left)
         if columns is None:
             return None
         product = replace(made.product, start=columns[0], step=columns[1])
-        self.data[_data(made.x)] = None
+        self.data[_data(made.x, (self.rows, product.sizes[0]))] = None
         self.chosen[made.chosen] = None
         return self.found.setdefault(product, variable(f"v{len(self.found)}", Tensor(node.dtype, (1,))))
 
@@ -358,25 +385,32 @@ def _is_number(node: Node) -> bool:
     return is_constant(node) and node.attr("value").numpy().size == 1
 
 
-def _data(node: Node) -> Node:
-    """The rows behind what repeats them for each expert: the first term of as few elements."""
-    while (inner := _moved(node)) is not None and len(inner.shape) > 1 and inner.shape[-1] == node.shape[-1]:
-        node = inner
-    return node
+def _data(node: Node, matrix: tuple[Dim, Dim]) -> Node:
+    """Of a term and those whose elements it moves, the first that is a matrix of such a shape; else
+    the last with as many rows and columns."""
+    found, each = node, node
+    while each.shape != matrix:
+        found = each if (dim_product(each.shape[:-1]), each.shape[-1]) == matrix else found
+        if (inner := _moved(each)) is None:
+            return found
+        each = inner
+    return each
 
 
-def _columns(node: Node, source: Node) -> tuple[int, int] | None:
-    """The first column that a term has of a product, and the distance to the next."""
+def _columns(node: Node, source: Node, axis: int) -> tuple[int, int] | None:
+    """The first column that a term has of a product, which has them along this axis, and the
+    distance to the next."""
     if node is source:
         return 0, 1
-    (over,) = movements(substitute((node,), {source: variable("moved", source.tensor)}))
     try:
+        (over,) = movements(substitute((node,), {source: variable("moved", source.tensor)}))
         (piece,) = index_map(over).pieces
-        at = dict.fromkeys(map(position, range(len(over.shape))), 0)
-        start, second = (int(evaluate(piece.index[-1], at | {position(len(at) - 1): i})) for i in (0, 1))
+        names = list(map(position, range(len(over.shape))))
+        start = int(evaluate(piece.index[axis], dict.fromkeys(names, 0)))
+        nexts = [int(evaluate(piece.index[axis], dict.fromkeys(names, 0) | {name: 1})) for name in names]
     except (TasoMirageError, LookupError, TypeError, ValueError):
         return None
-    return start, max(second - start, 1)
+    return start, max(max(nexts) - start, 1)
 
 
 # ---------------------------------------------------------------- the program
@@ -384,23 +418,30 @@ def _columns(node: Node, source: Node) -> tuple[int, int] | None:
 
 def _instance(node: Node) -> TemplateInstance:
     x, first, _, beside, last, *biases = (*node.args, ABSENT, ABSENT, ABSENT)[:8]
-    (count, depth, _), (columns, most) = first.shape, node.attr("block")
-    rows = dim_product(x.shape[:-1])
-    free = isinstance(rows, Symbolic)
-    read = [(w.shape[2], *own) for w, own in zip((first, beside), node.attr("columns"), strict=False)]
-    sizes = (0 if free else rows, count, depth, *last.shape[1:], *(n for each in (*read, read[0])[:2] for n in each))
-    strips = -(-int(last.shape[1]) // columns)
+    (columns, most), rows = node.attr("block"), dim_product(x.shape[:-1])
+    products = [
+        ExpertProduct(w, ABSENT, bool(t)) for w, t in zip((first, beside, last), node.attr("transposed"), strict=True)
+    ]
+    (wide, width), free = products[2].sizes, isinstance(rows, Symbolic)
+    read = [(each.sizes[1], *own) for each, own in zip(products, node.attr("columns"), strict=False)]
+    sizes = 0 if free else rows, first.shape[0], products[0].sizes[0], wide, width
+    strips = -(-wide // columns)
     return TemplateInstance(
         headers=("experts.h",),
         name="Experts",
         block=columns,
-        sizes=(*sizes, columns, most),
+        sizes=(*sizes, *(n for each in (read[0], read[-1]) for n in each), columns, most),
         layout=("experts", columns),
-        switches=(bool(node.attr("turned")), *(b is not ABSENT for b in biases), free),
+        switches=(
+            bool(node.attr("by_expert")),
+            *(each.transposed for each in products),
+            *(b is not ABSENT for b in biases),
+            free,
+        ),
         fixed=(*x.shape[-1:], *last.shape),
         rows=rows if free else 0,
         weights=(1, 3, 4, 5, 6, 7),
-        first=(strips, 4 * columns * count * rows, 0),
+        first=(strips, 4 * columns * first.shape[0] * rows, 0),
         function=(node.attr("hidden"), columns),
     )
 

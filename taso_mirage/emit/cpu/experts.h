@@ -6,9 +6,9 @@
 
 namespace {
 
-// WIDTH, START, STEP: the columns of the weights of the first products, and which of them are read.
+// WIDTH, START, STEP: the columns of the weights of the first products, and which of them are read. TURNED: weights have rows for columns.
 template <size_t T, size_t E, size_t K, size_t F, size_t N, size_t WIDTH_A, size_t START_A, size_t STEP_A, size_t WIDTH_B, size_t START_B, size_t STEP_B,
-          size_t COLUMNS, size_t ROWS, bool SHARES, bool GATED, bool TURNED, bool BIAS_A, bool BIAS_B, bool BIAS, bool FREE, class Hidden>
+          size_t COLUMNS, size_t ROWS, bool SHARES, bool GATED, bool BY_EXPERT, bool TURNED_A, bool TURNED_B, bool TURNED, bool BIAS_A, bool BIAS_B, bool BIAS, bool FREE, class Hidden>
 struct Experts {
   static constexpr size_t VECTORS = COLUMNS / LANES, STRIPS = (F + COLUMNS - 1) / COLUMNS, BLOCKS = (N + COLUMNS - 1) / COLUMNS;
   static constexpr size_t PRODUCTS = GATED ? 2 : 1, BELOW = (K + 1) * COLUMNS, ABOVE = (F + 1) * COLUMNS, AHEAD = 1536;
@@ -19,25 +19,26 @@ struct Experts {
     float* made = static_cast<float*>(prepared);
     for (size_t strip = 0; strip < STRIPS; ++strip)
       for (size_t e = 0; e < E; ++e) {
-        made = arrange<K, F, WIDTH_A, START_A, STEP_A, BIAS_A>(a, bias_a, e, strip, made);
-        if constexpr (GATED) made = arrange<K, F, WIDTH_B, START_B, STEP_B, BIAS_B>(b, bias_b, e, strip, made);
+        made = arrange<K, F, WIDTH_A, START_A, STEP_A, TURNED_A, BIAS_A>(a, bias_a, e, strip, made);
+        if constexpr (GATED) made = arrange<K, F, WIDTH_B, START_B, STEP_B, TURNED_B, BIAS_B>(b, bias_b, e, strip, made);
       }
     for (size_t strip = 0; strip < BLOCKS; ++strip)
-      for (size_t e = 0; e < E; ++e) made = arrange<F, N, N, 0, 1, BIAS>(last, bias, e, strip, made);
+      for (size_t e = 0; e < E; ++e) made = arrange<F, N, N, 0, 1, TURNED, BIAS>(last, bias, e, strip, made);
   }
-  template <size_t DEPTH, size_t COUNT, size_t WIDTH, size_t START, size_t STEP, bool BIASED>
+  template <size_t DEPTH, size_t COUNT, size_t WIDTH, size_t START, size_t STEP, bool TRANSPOSED, bool BIASED>
   static float* arrange(const void* weights, const void* bias, size_t e, size_t strip, float* made) {
     const float* b = static_cast<const float*>(bias) + (BIASED ? e * WIDTH + START : 0);
-    const float* w = static_cast<const float*>(weights) + e * DEPTH * WIDTH + START;
+    const float* w = static_cast<const float*>(weights) + e * DEPTH * WIDTH + START * (TRANSPOSED ? DEPTH : 1);
+    constexpr size_t DOWN = TRANSPOSED ? 1 : WIDTH, RIGHT = TRANSPOSED ? STEP * DEPTH : STEP;
     for (size_t n = strip * COLUMNS; n < (strip + 1) * COLUMNS; ++n) *made++ = BIASED && n < COUNT ? b[n * STEP] : 0.0f;
-    for (size_t k = 0; k < DEPTH; ++k, w += WIDTH)
-      for (size_t n = strip * COLUMNS; n < (strip + 1) * COLUMNS; ++n) *made++ = n < COUNT ? w[n * STEP] : 0.0f;
+    for (size_t k = 0; k < DEPTH; ++k, w += DOWN)
+      for (size_t n = strip * COLUMNS; n < (strip + 1) * COLUMNS; ++n) *made++ = n < COUNT ? w[n * RIGHT] : 0.0f;
     return made;
   }
 
   static size_t tokens(void** tensors) { return FREE ? *static_cast<const size_t*>(tensors[5]) : T; }
   static float share(void** tensors, size_t token, size_t e) {
-    return static_cast<const float*>(tensors[2])[TURNED ? e * tokens(tensors) + token : token * E + e];
+    return static_cast<const float*>(tensors[2])[BY_EXPERT ? e * tokens(tensors) + token : token * E + e];
   }
   // f(constant<count>(), tokens) for the rows of an expert, a tile at a time.
   template <class Tile>

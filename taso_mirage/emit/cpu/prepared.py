@@ -288,7 +288,8 @@ class PreparedCalls:
             each if each == v.nullptr else v["const_cast<void*>"](static_cast("const void*", each)) for each in read
         ]
         count, bytes, _ = made.kind.first
-        key = x, made.kind.first, body_of(made.node, "prologue"), *made.others
+        alone = None if made.kind.function is None else made.node
+        key = x, made.kind.first, body_of(made.node, "prologue"), alone, *made.others
         fresh = bool(bytes) and key not in digits
         if fresh:
             digits[key] = self.places.room(dim_product((count, bytes)))
