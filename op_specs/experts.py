@@ -32,9 +32,10 @@ def experts(
 
     An expert's result is `hidden` of its products of x with `first`, and with `beside` where
     `hidden` is a function of two numbers, times `last`; each product has its bias. Of each of the
-    first products only some columns are read, (start, step) in `columns`: f of them. `by_expert`: the
-    shares are (e,t). `transposed`: which weights are (e,n,k): first, beside, last. `block`: the columns that lie side by side in the prepared weights, and the
-    rows of a tile at most, which changes nothing.
+    first products only some columns are read, (start, step) in `columns`: f of them. `by_expert`:
+    the shares are (e,t). `transposed`: which weights are (e,n,k): first, beside, last. `block`: the
+    columns that lie side by side in the prepared weights, and the rows of a tile at most, which
+    changes nothing.
     """
     count, rows = xp.shape(first)[0], dim_product(xp.shape(x)[:-1])
     x = xp.reshape(x, (rows, xp.shape(x)[-1]))

@@ -38,6 +38,7 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.meanings.index_maps import position
 from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.movement_terms import movements
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
@@ -118,10 +119,9 @@ class ExpertLayer:
     last: ExpertProduct
     chosen: Node = ABSENT
     by_expert: int = 0
-    large, once, joins = True, False, False
+    large, once, joins, by_values = True, False, False, True
     together = "experts"
     slack = inf
-    """Alone a kernel is measured with shares that are not zero, so the whole model decides."""
 
     @property
     def known(self) -> list[Node]:
@@ -249,6 +249,14 @@ def expert_layer(goal: Graph) -> ExpertLayer | None:
     return next((each for each in _oriented(made) if _is_goal(each, goal)), None)
 
 
+def _follows(goal: Graph, named: Graph, free: FreeSizes) -> bool:
+    """Whether the layer that a goal is, with names for its sizes, is the goal at every size."""
+    made, every = expert_layer(goal), expert_layer(named)
+    if made is None or every is None:
+        return False
+    return with_free_names(Graph(goal.inputs, (made.goal,)), free).outputs == (every.goal,)
+
+
 def _oriented(made: ExpertLayer) -> Iterator[ExpertLayer]:
     """The layer with its shares by tokens, and by experts."""
     count, rows = made.last.w.shape[0], dim_product(made.x.shape[:-1])
@@ -308,15 +316,21 @@ def _product(node: Node) -> _FoundProduct | None:
             if made is not None and made.product.b is ABSENT and not bias.args and len(bias.shape) == 2:
                 same = chosen is made.chosen
                 return replace(made, product=replace(made.product, b=bias)) if same else None
-    found = MULTIPLIED.match(node)
-    for x, other in ((found["x"], found["w"]), (found["w"], found["x"])) if found is not None else ():
-        w, chosen = _weights(other)
-        if not w.args and len(w.shape) == 3 and all(isinstance(n, int) for n in w.shape):
-            left = other is node.args[0]
-            return _FoundProduct(
-                x, ExpertProduct(w, transposed=left == (other.shape[-2:] == w.shape[1:])), chosen, left
-            )
-    return None
+    if MULTIPLIED.match(node) is None:
+        return None
+    made = [_with_weights(node, left) for left in (False, True)]
+    found = [each for each in made if each is not None]
+    return max(found, key=lambda each: (each.chosen is not ABSENT, each.product.w.shape[0]), default=None)
+
+
+def _with_weights(node: Node, left: bool) -> _FoundProduct | None:
+    """A product whose weights are an operand: data that is repeated may look like weights of one
+    expert."""
+    x, other = node.args[::-1] if left else node.args
+    w, chosen = _weights(other)
+    if w.args or len(w.shape) != 3 or not all(isinstance(n, int) for n in w.shape):
+        return None
+    return _FoundProduct(x, ExpertProduct(w, transposed=left == (other.shape[-2:] == w.shape[1:])), chosen, left)
 
 
 def _source(node: Node) -> Node:
@@ -455,4 +469,4 @@ def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int
     return [each for each in topological([node], stop=leaves) if each not in leaves and not is_constant(each)]
 
 
-FORM = Form(CpuProgram("experts", _instance), expert_layer, _members)
+FORM = Form(CpuProgram("experts", _instance), expert_layer, _members, follows=_follows)

@@ -114,7 +114,8 @@ class KernelMaker:
         before, after = times or (1.0, 1.0)
         worth = after < before * (1.0 if made is None else made.slack)
         self._check_time()
-        if kind.free is not None and region_times.slower_elsewhere(self.sizes, *place):
+        told = made is None or not made.by_values
+        if kind.free is not None and told and region_times.slower_elsewhere(self.sizes, *place):
             return self._otherwise(variant, seconds) if worth else None
         saved = (before - after) * len(sites)
         self.made.append(RegionKernel(variant.operators, tuple(sites), *choice, saved, made))
