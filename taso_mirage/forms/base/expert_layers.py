@@ -1,4 +1,4 @@
-"""Layers of experts (Shazeer et al., ICLR'17): the goals of kernels that compute of each expert only
+"""Layers of experts (Shazeer et al., ICLR'17), the goals of kernels that compute of each expert only
 the rows of those tokens that have a share of it.
 
 A model writes such a layer in one of two ways. Either it computes every expert for every token, and
@@ -71,7 +71,8 @@ class ExpertLayer:
     """A layer of experts: the results of `last` of the function `hidden` of the `products` of x, by
     the shares.
 
-    `shares`: (t,e), or (e,t) if `by_expert`; with `chosen`, indices of experts (t,s), they are (t,s).
+    `shares`: (t,e), or (e,t) if `by_expert`; with `chosen`, indices of experts (t,s), they are
+    (t,s).
     """
 
     x: Node

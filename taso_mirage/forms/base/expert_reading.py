@@ -1,5 +1,5 @@
-"""The layer of experts that a graph is (`expert_layers.py`): its operators say which it may be, and a
-proof that the layer in its usual operators is the graph decides."""
+"""The layer of experts that a graph is (`expert_layers.py`): its operators say which it may be, and
+a proof that the layer in its usual operators is the graph decides."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.expert_layers import ExpertLayer, ExpertProduct
 from taso_mirage.ir.dims import Dim, Shape, dim_product, evaluate
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, is_part, substitute, variable
 from taso_mirage.meanings.index_maps import position
 from taso_mirage.mugraph.movement_terms import movements
 from taso_mirage.operators.movements import index_map
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.derived_traits import elementwise, selects
+from taso_mirage.rewriting.derived_traits import elementwise, moves, selects
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
+INTEGERS = ("int32", "int64")
 SUMMED = RegionPattern("reduce_sum(y, axes=axes, keepdims=0)")
 SCALED, MULTIPLIED = RegionPattern("mul(y, z)"), RegionPattern("matmul(x, w)")
 
@@ -136,7 +136,7 @@ def _weights(node: Node) -> tuple[Node, Node]:
     """The tensor of which a term has the rows of some indices, and the indices; ABSENT for all of
     them."""
     node, chosen = _source(node), ABSENT
-    if traits(node).lowering is Lowering.GATHER or (node.args and node.op == "gather_nd"):
+    if len(node.args) == 2 and node.args[1].dtype in INTEGERS and moves(node.op):
         node, chosen = _source(node.args[0]), _source(node.args[1])
     return node, chosen
 
@@ -185,7 +185,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _last(node: Node, accepted: Callable[[Shape], bool]) -> Node:
-    """Of a term and those whose elements it moves, the last of an accepted shape."""
+    """The last term of an accepted shape among one and those whose elements it moves."""
     terms = [each for each in _moves(node) if accepted(each.shape)]
     return (terms or [node])[-1]
 
