@@ -15,7 +15,7 @@ from taso_mirage.mugraph.movement_terms import movements
 from taso_mirage.operators.movements import index_map
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.derived_traits import elementwise, moves, selects
+from taso_mirage.rewriting.derived_traits import elementwise, selects
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
 
 INTEGERS = ("int32", "int64")
@@ -136,7 +136,7 @@ def _weights(node: Node) -> tuple[Node, Node]:
     """The tensor of which a term has the rows of some indices, and the indices; ABSENT for all of
     them."""
     node, chosen = _source(node), ABSENT
-    if len(node.args) == 2 and node.args[1].dtype in INTEGERS and moves(node.op):
+    if len(node.args) == 2 and node.args[1].dtype in INTEGERS:
         node, chosen = _source(node.args[0]), _source(node.args[1])
     return node, chosen
 
