@@ -1,5 +1,5 @@
-"""Layers of experts on a CPU, as `taso-mirage optimize` makes them, against ONNX Runtime on the same
-file and against its operator com.microsoft.MoE.
+"""Layers of experts on a CPU, as `taso-mirage optimize` makes them, against ONNX Runtime on the
+same file and against its operator com.microsoft.MoE.
 
     python bench/experts_cpu.py [NAME ...] [--budget 60] [--rounds 30]
 
@@ -43,7 +43,7 @@ CASES = {
 
 
 def fused(model: onnx.ModelProto, top: int, tokens: int) -> onnx.ModelProto:
-    """The same layer by the runtime's operator, which reads gate and up in turn."""
+    """A layer by the runtime's own operator, which reads gate and up in turn."""
     arrays = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     count, width, hidden = arrays["gate"].shape
     both = np.stack([arrays["gate"], arrays["up"]], -1).reshape(count, width, 2 * hidden)

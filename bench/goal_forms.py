@@ -99,7 +99,8 @@ def chosen_experts(tokens: int = 4, experts: int = 8, width: int = 256, hidden: 
 
 
 def routed_experts(tokens: int = 16, experts: int = 8, width: int = 128, hidden: int = 256) -> Graph:
-    """Gated experts, all of them for every token, by shares that a router has set to zero but for a few."""
+    """Gated experts, all of them for every token, by shares, which a router leaves zero but for a
+    few."""
     x, shares = leaf("x", tokens, width), leaf("shares", tokens, experts)
     gate, up = (term("matmul", x, leaf(name, experts, width, hidden)) for name in ("gate", "up"))
     y = term("matmul", term("mul", silu(gate), up), leaf("down", experts, hidden, width))

@@ -122,8 +122,8 @@ def with_shares(made: RowsOfExperts, shares: Node) -> Node:
 
 
 def test_other_shares_are_refused() -> None:
-    """Of the next expert, one slot less, equal choices once, the other slot's share, the next
-    token's."""
+    """Shares of the next expert, one slot less, equal choices once, the other slot's share, the
+    next token's."""
     made, whole = small("gathered")
     chosen, shares = made.layer.chosen, made.layer.shares
     numbers = constant(np.array([0, 1], np.float32))

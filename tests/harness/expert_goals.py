@@ -68,8 +68,8 @@ def gathered(tokens: Dim, leaf: Leaf = x) -> Graph:
 
 
 def batched(tokens: Dim, leaf: Leaf = x, swapped: bool = False) -> Graph:
-    """The same as transformers' `batched_mm` writes it: rows of weights, the gate's and the others
-    in one, and one product for each choice; `swapped`: the others first."""
+    """Chosen experts as transformers' `batched_mm` writes them: rows of weights, the gate's and the
+    others in one, and one product for each choice; `swapped`: the others first."""
     data, shares, chosen = x("x", tokens, WIDTH), x("shares", tokens, SLOTS), x("chosen", tokens, SLOTS, dtype="int64")
     count: Any = tokens * SLOTS
     at = term("unsqueeze", term("reshape", chosen, shape=(count,)), axes=(1,))

@@ -1,5 +1,5 @@
-"""Layers of experts (Shazeer et al., ICLR'17), the goals of kernels that compute of each expert only
-the rows of those tokens that have a share of it.
+"""Layers of experts (Shazeer et al., ICLR'17), the goals of kernels that compute of each expert
+only the rows of those tokens that have a share of it.
 
 A model writes such a layer in one of two ways. Either it computes every expert for every token, and
 adds the results by shares that are zero but for a few. Or it gathers the weights of the chosen

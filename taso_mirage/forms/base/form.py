@@ -165,8 +165,8 @@ class PreparedKinds:
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
 
     def at_every_size(self, goal: Graph, named: Callable[[], Graph], free: FreeSizes) -> bool:
-        """Whether a goal of some form, of which `named` has names in the place of sizes, has kernels
-        for every size."""
+        """Whether a goal of some form, of which `named` has names in the place of sizes, has
+        kernels for every size."""
         try:
             with_free_names(goal, free)
         except TasoMirageError:
