@@ -37,7 +37,7 @@ gather.example("float32[4,3]", 2)
 gather.example("float32[2,4,3]", 3, axis=1)
 
 
-@op(onnx="GatherElements", since=11)
+@op(onnx="GatherElements", since=11, lowering=Lowering.PICK)
 def gather_elements(xp, x, indices, *, axis: int = 0):
     """x, i of equal rank -> x[p, i[p, q], q] at each [p, q] of i; other axes of i may be shorter
     than those of x"""
