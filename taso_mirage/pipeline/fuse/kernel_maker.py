@@ -57,7 +57,8 @@ class _BegunKernel:
 @dataclass(slots=True)
 class KernelMaker:
     """Makes the kernels of kinds of regions by choices among muGraphs, measured alone at the sizes
-    of a model; the load of the machine decides the `clock`. `made` are all kernels, `predicted`
+    of a model; the load of the machine decides the `clock`. With `elsewhere` those that are
+    faster are compiled for all machines beside other work. `made` are all kernels, `predicted`
     those of the first round, and `untried` the kinds for which the time ended."""
 
     kinds: Kinds
@@ -67,6 +68,7 @@ class KernelMaker:
     sizes: SymbolSizes
     clock: Callable[[], Target]
     report: ErrorReport
+    elsewhere: bool = False
     made: list[RegionKernel] = field(default_factory=list)
     predicted: dict[EqualRegions, RegionKernel] = field(default_factory=dict)
     untried: set[EqualRegions] = field(default_factory=set)
@@ -208,6 +210,8 @@ class KernelMaker:
         if kind.free is not None and told and region_times.slower_elsewhere(self.sizes, *place):
             return None
         self.made.append(kernel)
+        if self.elsewhere and kernel.faster:
+            self.backend.begin_shipping(kernel.record)
         return kernel
 
     def _otherwise(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
