@@ -5,8 +5,8 @@ extra `torch` of the wheel, and the page about PyTorch.
     python -m tests.new_user FOLDER [REQUIREMENT]
 
 FOLDER must be empty or new. REQUIREMENT chooses a build of PyTorch, such as `torch==2.13.0+cpu`,
-where pip finds it (`PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`). Each command is printed with its output, and the first one that fails
-ends the run with its exit code.
+where pip finds it (`PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`). Each command is printed with its
+output, and the first one that fails ends the run with its exit code.
 """
 
 from __future__ import annotations
