@@ -142,7 +142,7 @@ def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, m
 def test_a_predicted_kernel_is_compiled_before_it_is_in_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is compiled as a session compiles it, which then compiles nothing."""
+    """A session compiles it in the same way, and then compiles nothing."""
     fresh_cache(monkeypatch, tmp_path)
     x = variable("x", Tensor("float32", (4, 8)))
     goal = Graph((x,), (term("neg", term("gelu", x)),))
