@@ -319,7 +319,7 @@ def _named(goal: Graph, parts: Sequence[FusedGoal], graphs: Sequence[Graph]) -> 
     shapes: dict[int, Shape] = {}
     for lane, graph in zip(parts, graphs, strict=True):
         shapes |= zip(lane.inputs, [x.shape for x in graph.inputs], strict=True)
-    inputs = tuple([variable(x.attr("name"), Tensor(x.dtype, shapes[i])) for i, x in enumerate(goal.inputs)])
+    inputs = tuple([variable(x.attr("name"), Tensor(x.dtype, shapes.get(i, x.shape))) for i, x in enumerate(goal.inputs)])
     return Graph(inputs, goal.outputs)
 
 
