@@ -1,7 +1,7 @@
 """The site of these pages: `sphinx-build -W --keep-going docs site` (extra `docs`)."""
 
 import sys
-import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -10,9 +10,13 @@ from taso_mirage.version import __version__
 
 project = "taso_mirage"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["plugin"]
-"""A package, which is copied as it is."""
+NOTEBOOKS = find_spec("myst_nb") is not None
+"""Whether the site has the notebooks, with the outputs that are stored in them."""
+extensions = ["myst_nb" if NOTEBOOKS else "myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["plugin", "hosts", *([] if NOTEBOOKS else ["notebooks/*.ipynb"])]
+"""A package, which is copied as it is, and files that pages include."""
+nb_execution_mode = "off"
+suppress_warnings = [] if NOTEBOOKS else ["toc.not_readable"]
 myst_heading_anchors = 4
 """As on a page of the repository, headings can be linked to."""
 default_role = "code"
@@ -30,14 +34,3 @@ html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-
-UNKNOWN = "OWNER/taso_mirage"
-"""The text in pages for the repository's place on GitHub, for as long as it has none."""
-URLS = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"].get("urls", {})
-REPOSITORY = URLS.get("Repository", f"https://github.com/{UNKNOWN}").removeprefix("https://github.com/")
-"""That place: the only one that says it is `[project.urls]` of pyproject.toml."""
-
-
-def setup(app):
-    """The repository's place in every page."""
-    app.connect("source-read", lambda _, name, source: source.append(source.pop().replace(UNKNOWN, REPOSITORY)))
