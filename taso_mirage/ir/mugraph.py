@@ -213,10 +213,13 @@ def size_names(shapes: Iterable[Shape]) -> list[str]:
 
 def possibly_empty(graph: Graph) -> list[str]:
     """The named sizes that may be 0 although nothing says that the results are empty then: kernels
-    have no operand without elements, as a cache of length 0 is joined with a new element."""
+    that compute have no operand without elements, as a cache of length 0 is joined with a new
+    element."""
     names = size_names([x.shape for x in graph.inputs])
     run = kernels(graph.outputs)
-    read = [x for node in (*run, *topological(graph.outputs, stop=run)) for x in node.args if x is not ABSENT]
+    copies = {node for node in run if node.attr("body").outputs == node.attr("body").inputs}
+    above = [node for node in (*run, *topological(graph.outputs, stop=run)) if node not in copies]
+    read = [x for node in above for x in node.args if x is not ABSENT and x not in copies]
     dims = {dim for x in (*read, *graph.outputs) if isinstance(x.type, Tensor) for dim in x.shape}
     if not all(symbols(dim) <= {*names} for dim in dims):
         return []

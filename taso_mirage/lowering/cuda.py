@@ -164,14 +164,14 @@ class CudaLowering:
         """One muGraph of them all, each kernel with its schedule: the runtime launches those that
         share no memory beside each other. A limit of one is one of all."""
         limits = sorted({each["most"] for record in records for each in record.get("before", ())})
-        before = [self._joined(goal, parts, [_at(each, most) for each in records]) | {"most": most} for most in limits]
-        found = self._joined(goal, parts, [_at(each, None) for each in records])
+        before = [self._joined(goal, parts, [at_most(each, most) for each in records]) | {"most": most} for most in limits]
+        found = self._joined(goal, parts, [at_most(each, None) for each in records])
         return found | ({"before": before} if before else {})
 
     @staticmethod
     def _joined(goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> dict[str, Any]:
         graphs = [from_json(each["mugraph"]) for each in records]
-        graph, origins = together(_named(goal, parts, graphs), parts, graphs)
+        graph, origins = together(goal, parts, graphs)
         known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
         chosen = {node: known[lane][term] for node, (lane, term) in origins.items() if term in known[lane]}
         terms = kernel_terms(graph)
@@ -269,21 +269,6 @@ def _rounds_always(program: TritonProgram) -> bool:
     return any(each.precisions == (TF32_ROUNDED,) for each in program.launches)
 
 
-def _at(record: Record, most: int | None) -> Record:
-    """The part of a record for runs up to a limit, or for those above all limits."""
-    before = record.get("before", ()) if most is not None else ()
-    return next((each for each in before if most is not None and most <= each["most"]), record)
-
-
-def _named(goal: Graph, parts: Sequence[FusedGoal], graphs: Sequence[Graph]) -> Graph:
-    """The goal with inputs of the sizes that its lanes' have: names, where a run gives them."""
-    shapes: dict[int, Shape] = {}
-    for lane, graph in zip(parts, graphs, strict=True):
-        shapes |= zip(lane.inputs, [x.shape for x in graph.inputs], strict=True)
-    inputs = tuple([variable(x.attr("name"), Tensor(x.dtype, shapes[i])) for i, x in enumerate(goal.inputs)])
-    return Graph(inputs, goal.outputs)
-
-
 def _program(record: Record) -> TritonProgram:
     """The program of a record.
 
@@ -317,7 +302,7 @@ def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., A
     for x, shape in zip(from_json(record["mugraph"]).inputs, shapes, strict=True):
         learn(x.shape, shape, sizes)
     found = gpu()
-    program = _form(_at(record, prod(sizes.values())), SPECIALIZED if found is None else found.capability)
+    program = _form(at_most(record, prod(sizes.values())), SPECIALIZED if found is None else found.capability)
     folder = TemporaryDirectory()
     return partial(_launched, load_source(program.source, Path(folder.name)), folder)
 

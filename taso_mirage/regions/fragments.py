@@ -9,7 +9,8 @@ ends there, unless the fold is another linear layer (LoRA, a gated MLP). All res
 have the same labels, which its grid can cut; where kernels can run beside each other, results of
 other labels are lanes (`horizontal.py`), of which no two compute the same product. Regions are
 judged by the work of their operators, not by their number: a fused operator of a runtime is a
-region alone, and one of several results is in it with all that reads them. A term with kernels that
+region alone, and one of several results is in it with all that reads them. A result that is mostly
+an input, such as a cache with new rows, is copied beside the lanes. A term with kernels that
 prepare weights is a region first, where a back end has those (`forms.base.form`). An operator that
 only repeats elements (the heads that queries share) is in it where something depends on all of
 them.
@@ -25,6 +26,7 @@ from itertools import takewhile
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
     Graph,
     Node,
@@ -43,15 +45,19 @@ from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.mugraph.roles import inlined
+from taso_mirage.mugraph.stored_goal import is_append
 from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.work import size, sized
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
 from taso_mirage.rewriting.derived_traits import multiplies
 
 OPERATORS, INPUTS = 24, 8
-"""The largest number of operators of a region, and of inputs of one of its lanes."""
+"""The largest number of operators of a region that compute elements, and of inputs of one of its
+lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
@@ -137,6 +143,8 @@ class _Growing:
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
+        self.moving: set[Node] = set()
+        """Terms that only move elements, or have another shape."""
         for node in self.order if among is None else [n for n in self.order if n in among]:
             with contained(node.op, report):
                 kind = self._kind(node)
@@ -218,6 +226,8 @@ class _Growing:
             return None
         if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
             return None
+        if all(map(is_moved, graph.outputs)):
+            self.moving.update(members)
         weights = {leaves[a] for a in node.args if is_weight(a)}
         if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
             kind = kind_by_labels(found, weights, PIXELS)
@@ -306,9 +316,10 @@ class _Growing:
             last = self.kinds[each] is RegionKind.CHAIN and not any(each in n.args for n in rest)
             if last and rest and len(self.results(rest)) < len(self.results(members)):
                 members = rest
-        for lane, _ in self._lanes(members):
+        for lane, graph in self._lanes(members):
             rest = [n for n in members if n not in lane]
-            if rest and all(self.kinds[n] is RegionKind.CHAIN for n in lane) and self._accepted(rest):
+            chain = all(self.kinds[n] is RegionKind.CHAIN for n in lane) and not _is_copied(graph)
+            if rest and chain and self._accepted(rest):
                 members = rest  # a chain that others read too is no lane: it is computed before
         return members
 
@@ -346,7 +357,7 @@ class _Growing:
         inside = set(members)
         if not all(n in self.kinds and n not in self.region and inside.issuperset(self._whole(n)) for n in members):
             return False
-        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
+        if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
         given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)
@@ -365,15 +376,17 @@ class _Growing:
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and
-        no product is in two of them."""
-        if len(lanes) > self.lanes:
+        no product is in two of them; results that are mostly inputs do not count, if there are
+        others."""
+        copied = [_is_copied(graph) for _, graph in lanes]
+        if not 0 < len(lanes) - sum(copied) <= self.lanes:
             return False
         products: set[Node] = set()
-        for lane, graph in lanes:
+        for (lane, graph), only in zip(lanes, copied, strict=True):
             own = {n for n in lane if self.kinds[n] in (RegionKind.PRODUCT, RegionKind.LINEAR)}
             if operands_read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
-            if len(lanes) > 1 and self._computes(graph) < 1:
+            if len(lanes) > 1 and not only and self._computes(graph) < 1:
                 return False
             products |= own
         return True
@@ -385,13 +398,21 @@ class _Growing:
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            if waits and kind in (RegionKind.FOLD, RegionKind.PRODUCT):
+            if waits and (kind in (RegionKind.FOLD, RegionKind.PRODUCT) or self._is_read_append(node)):
                 return False
             products[node] = max(products.get(a, 0) for a in node.args) + (
                 kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
             )
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS
+
+    def _is_read_append(self, node: Node) -> bool:
+        """Whether a term puts rows behind more rows, and others read them: a cache, which is in the
+        region of its attention."""
+        if traits(node).lowering is not Lowering.CONCAT or not self.users.get(node):
+            return False
+        counts = [size(sized(x.type, self.sizes)) for x in node.args]
+        return 2 * max(counts) > sum(counts)
 
     def _convex(self, inside: set[Node]) -> bool:
         """Whether no path leaves the terms and comes back, also where it passes through other
@@ -429,6 +450,11 @@ class _Growing:
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
             self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
+
+
+def _is_copied(lane: Graph) -> bool:
+    """Whether all results of a lane are mostly inputs, which kernels copy."""
+    return all(map(is_append, lane.outputs))
 
 
 def _successive_products(goal: Labelled) -> int:

@@ -120,7 +120,7 @@ class KernelChoices:
         self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
-        self._lanes: dict[tuple[Graph, bool], list[FusedGoal]] = {}
+        self._lanes: dict[tuple[Graph, FreeSizes | None, bool], list[FusedGoal]] = {}
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
@@ -133,7 +133,7 @@ class KernelChoices:
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
-        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind)]
+        goals = [(lane.graph, lane.free) for lane in self.lanes(kind)]
         return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
 
     def is_known(self, kind: EqualRegions) -> bool:
@@ -145,9 +145,9 @@ class KernelChoices:
         the time."""
         parts = self.lanes(kind)
         for anew in (False, True):
-            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
+            goals = dict.fromkeys((lane.graph, lane.free) for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
-            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
+            choices = [known[lane.graph, lane.free] for lane in parts]
             records = [choice[0] for choice in choices if choice is not None]
             if len(records) < len(parts):
                 return None
@@ -186,7 +186,3 @@ class KernelChoices:
         if self.budget.stop:
             raise KernelsEnded
 
-
-def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """The names of a lane's sizes."""
-    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
