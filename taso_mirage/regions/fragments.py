@@ -150,6 +150,15 @@ class _Growing:
                 kind = self._kind(node)
                 if kind is not None:
                     self.kinds[node] = kind
+        joins = {n for n in self.kinds if traits(n).lowering is Lowering.CONCAT}
+        self.caches = {n for n in joins if self.users.get(n) and self._appends(n)}
+        """Rows behind more rows that other terms read: a cache, which is in the region of its
+        attention."""
+        self.turned = joins - self.caches
+        """Terms that put other parts together, and the chains above them: rotary embeddings."""
+        for node, kind in self.kinds.items():
+            if kind is RegionKind.CHAIN and node not in self.caches and not self.turned.isdisjoint(node.args):
+                self.turned.add(node)
 
     def prepare(self, kinds: PreparedKinds) -> None:
         """Take the parts of the model that have kernels with prepacked weights, each with its fused
@@ -173,9 +182,7 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region and not late():
                     with contained(node.op, self.report):
-                        members = self._grown(node)
-                        if not self._is_free(members):
-                            members = self._grown(node, {n for n in self.kinds if moves_free_axis(n)})
+                        members = self._largest(node)
                         if self._accepted(members) and self._worth(members):
                             self._take(members)
 
@@ -289,6 +296,17 @@ class _Growing:
         size."""
         return not any(map(moves_free_axis, members)) or self._has_every_size(members, self.results(members))
 
+    def _largest(self, seed: Node) -> list[Node]:
+        """The largest region around a term that has a form for every size. Beside a cache, rotary
+        embeddings are the work of kernels before: the search takes many times as long with
+        both."""
+        if self.caches and self.kinds[seed] is RegionKind.PRODUCT:
+            members = self._grown(seed, self.turned)
+            if not self.caches.isdisjoint(members) and self._is_free(members):
+                return members
+        members = self._grown(seed)
+        return members if self._is_free(members) else self._grown(seed, {n for n in self.kinds if moves_free_axis(n)})
+
     def _grown(self, seed: Node, without: Collection[Node] = ()) -> list[Node]:
         """The largest region around `seed`, `without` some terms; users are added before
         operands."""
@@ -398,7 +416,7 @@ class _Growing:
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            if waits and (kind in (RegionKind.FOLD, RegionKind.PRODUCT) or self._is_read_append(node)):
+            if waits and (kind in (RegionKind.FOLD, RegionKind.PRODUCT) or node in self.caches):
                 return False
             products[node] = max(products.get(a, 0) for a in node.args) + (
                 kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
@@ -406,11 +424,7 @@ class _Growing:
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS
 
-    def _is_read_append(self, node: Node) -> bool:
-        """Whether a term puts rows behind more rows, and others read them: a cache, which is in the
-        region of its attention."""
-        if traits(node).lowering is not Lowering.CONCAT or not self.users.get(node):
-            return False
+    def _appends(self, node: Node) -> bool:
         counts = [size(sized(x.type, self.sizes)) for x in node.args]
         return 2 * max(counts) > sum(counts)
 
