@@ -40,7 +40,7 @@ from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_me
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
-from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
+from taso_mirage.mugraph.free import FreeSizes, at_sizes, with_free_sizes
 from taso_mirage.mugraph.horizontal import FusedGoal, together
 from taso_mirage.mugraph.labels import label
 from taso_mirage.regions.free_regions import goal_at
@@ -110,7 +110,9 @@ class CudaLowering:
             measured = measured[:1]
         if not measured:
             return record(self._tuned(programs, Float64Oracle(goal, self.device.rounds), end))
-        best, before = self._ranges(programs, goal, graphs[0], measured, end)
+        named = next((each.named for each in found if each.named is not None), None)
+        goals = [_at_sizes(goal, FreeSizes.of(graphs[0]), sizes, named) for sizes in measured]
+        best, before = self._ranges(programs, goals, measured, end)
         return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
 
     def _rounding(self, program: TritonProgram) -> TritonProgram:
@@ -123,14 +125,13 @@ class CudaLowering:
     def _ranges(
         self,
         programs: Sequence[TritonProgram],
-        goal: Graph,
-        graph: Graph,
+        goals: Sequence[Graph],
         measured: Sequence[MeasuredSizes],
         end: float,
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
         """The program for most runs, and the programs for smaller runs with their limits. Each was
         tuned at one of the measured sizes and is compared with all others at all of these sizes."""
-        checks = [Float64Oracle(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
+        checks = [Float64Oracle(goal, self.device.rounds) for goal in goals]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
             until = start + (end - start) * (i + 1) / (len(measured) + 1)
@@ -238,8 +239,11 @@ class CudaLowering:
         give_memory_back()
 
 
-def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes) -> Graph:
-    """A goal with these names for some of its sizes, at others: by its labels, if it has any."""
+def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes, named: Graph | None = None) -> Graph:
+    """A goal with these names for some of its sizes, at others: by its terms for all sizes
+    (`named`), or by its labels, if it has any."""
+    if named is not None:
+        return at_sizes(named, sizes)
     if GPU_GOALS.read(goal) is not None:
         return with_free_sizes(goal, free, sizes)
     labelled = label(goal)

@@ -151,6 +151,7 @@ class Search:
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
         self.moves = None if free is None else free_moves(self.moved, free)
+        self.named = None if free is None or not self.moved.moves else free.goal
         self.free = None if self.moves is None else self.moves.sizes.labels(self.labelled)
         self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
         if self.runs:
@@ -283,7 +284,9 @@ class Search:
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
         whole = self.moved.restored(graph)
         named = None if free is None or self.moves is None else self.moves.restored(free)
-        return FoundMuGraph(whole, self.goal, candidate.seconds, self.device.name, evidence, warps, named)
+        return FoundMuGraph(
+            whole, self.goal, candidate.seconds, self.device.name, evidence, warps, named, None if named is None else self.named
+        )
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
