@@ -32,10 +32,10 @@ from taso_mirage.emit.gpu.program import (
 from taso_mirage.emit.ranges import ranges
 from taso_mirage.errors import RuntimeUnavailable, TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import GPU_GOALS, PreparedKinds
-from taso_mirage.ir.dims import Shape, learn
+from taso_mirage.ir.dims import learn
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record
+from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record, at_most
 from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
@@ -165,7 +165,9 @@ class CudaLowering:
         """One muGraph of them all, each kernel with its schedule: the runtime launches those that
         share no memory beside each other. A limit of one is one of all."""
         limits = sorted({each["most"] for record in records for each in record.get("before", ())})
-        before = [self._joined(goal, parts, [at_most(each, most) for each in records]) | {"most": most} for most in limits]
+        before = [
+            self._joined(goal, parts, [at_most(each, most) for each in records]) | {"most": most} for most in limits
+        ]
         found = self._joined(goal, parts, [at_most(each, None) for each in records])
         return found | ({"before": before} if before else {})
 

@@ -91,4 +91,6 @@ def _lane(
 ) -> FusedGoal:
     needed = set(topological([goal.outputs[i] for i in places]))
     read = tuple([i for i, node in enumerate(goal.inputs) if node in needed])
-    return FusedGoal(lane_of(goal, read, places), read, places, stored, None if free is None else free.of_lane(read, places))
+    return FusedGoal(
+        lane_of(goal, read, places), read, places, stored, None if free is None else free.of_lane(read, places)
+    )

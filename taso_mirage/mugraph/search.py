@@ -285,7 +285,14 @@ class Search:
         whole = self.moved.restored(graph)
         named = None if free is None or self.moves is None else self.moves.restored(free)
         return FoundMuGraph(
-            whole, self.goal, candidate.seconds, self.device.name, evidence, warps, named, None if named is None else self.named
+            whole,
+            self.goal,
+            candidate.seconds,
+            self.device.name,
+            evidence,
+            warps,
+            named,
+            None if named is None else self.named,
         )
 
     def _splits(self) -> list[str]:

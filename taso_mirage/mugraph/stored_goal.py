@@ -282,4 +282,6 @@ def copy_kernel(x: Node, number: int = 0) -> Node:
     cuts = sorted(counts)
     leaf = variable(f"t{number}", Tensor(x.dtype, tuple(tile)))
     maps, grid = (tuple(cuts) or (-1,),), tuple([counts[axis] for axis in cuts]) or (1,)
-    return term("kernel", x, body=Graph((leaf,), (leaf,)), grid=grid, loop=1, imap=maps, fmap=(-1,), omap=maps, cluster=1)
+    return term(
+        "kernel", x, body=Graph((leaf,), (leaf,)), grid=grid, loop=1, imap=maps, fmap=(-1,), omap=maps, cluster=1
+    )

@@ -124,12 +124,13 @@ class KernelChoices:
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
-        a single lane. Parts of results are stored apart where all sizes are fixed."""
-        goal, stores = kind.goal, kind.free is None and kind.batch is None
-        if (goal, stores) not in self._lanes:
-            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
-            self._lanes[goal, stores] = [whole] if goal in self.prepared else fused_goals(goal, stores)
-        return self._lanes[goal, stores]
+        a single lane. Parts of results are stored apart, but not those of samples."""
+        goal, key = kind.goal, (kind.goal, kind.free, kind.batch is None)
+        if key not in self._lanes:
+            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))), free=kind.free)
+            lanes = [whole] if goal in self.prepared else fused_goals(goal, kind.batch is None, kind.free)
+            self._lanes[key] = lanes
+        return self._lanes[key]
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
@@ -185,4 +186,3 @@ class KernelChoices:
     def _goes_on(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:
             raise KernelsEnded
-
