@@ -31,6 +31,7 @@ from taso_mirage.ir.mugraph import part_of, tile_count, tile_part
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes, free_sizes, instance, part_sizes, with_free_names
+from taso_mirage.mugraph.horizontal import fused_goals, together
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
@@ -40,7 +41,7 @@ from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, region_times
 from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.fragments import RegionSite
-from taso_mirage.regions.free_regions import free_kind
+from taso_mirage.regions.free_regions import free_kind, free_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
@@ -412,3 +413,28 @@ def test_one_session_runs_from_an_empty_cache_to_a_long_one() -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(Exception, match="was made for"):
         session.run(None, inputs | {"mask": np.zeros((2, 1, 1, 4), np.float32)})
+
+
+def test_a_cache_is_in_the_kernel_of_its_attention() -> None:
+    """The region of a decoder's step has the results that are mostly a cache: one node reads cache
+    and new rows, and copies them, at every length."""
+    made = standalone(length_goals.decoder_step(symbol("batch"), symbol("past")), {"": 20})
+    ((kind, (site,)),) = free_regions(made, {"batch": 1, "past": 127}, 1, False)[0].items()
+    assert [o.op for o in site.outputs] == ["concat", "concat", "matmul"]
+    assert kind.free is not None
+    (lane,) = lanes = fused_goals(kind.goal, free=kind.free)
+    (found,) = Search(lane.graph, SearchOptions(), CPU_DEVICE, free=lane.free).run(1, 20)
+    assert found.free is not None
+    graph, _ = together(kind.goal, lanes, [found.free])
+    content = serialize(embed(made, [EmbeddedRegion(site.inputs, site.outputs, cpu_kernel(graph))]))
+    options = onnxruntime.SessionOptions()
+    register(options, content, cuda=False)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    for batch, past in ((1, 0), (2, 1), (1, 15), (3, 16), (1, 17), (2, 63), (1, 8192), (2, 0)):
+        whole = length_goals.decoder_step(batch, past)
+        inputs = {x.attr("name"): rng.standard_normal(x.shape).astype(np.float32) for x in whole.inputs}
+        wanted = run(serialize(made), inputs)
+        for results in (session.run(None, inputs), run(content, inputs)):
+            for got, right in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
