@@ -129,6 +129,8 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
 
 
 _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
+KNOWN = "w"
+"""The beginning of the name of a part of a size that is a number."""
 _SIGNS = ((" + ", "_plus_"), (" - ", "_minus_"), ("*", "_times_"))
 """The signs of a polynomial, and their words in the name of a part."""
 
@@ -152,7 +154,7 @@ def part_of(dim: Dim) -> tuple[Dim, int] | None:
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
     if found is None:
         return None
-    text = found[1]
+    text = found[1].removeprefix(KNOWN) if found[1].removeprefix(KNOWN).isdigit() else found[1]
     for sign, word in _SIGNS:
         text = text.replace(word, sign)
     return parse_dim(text), int(found[2])
@@ -160,6 +162,8 @@ def part_of(dim: Dim) -> tuple[Dim, int] | None:
 
 def _worded(dim: Dim) -> str:
     """A polynomial as a name: positive products first, each with its number behind the sizes."""
+    if isinstance(dim, int):
+        return f"{KNOWN}{dim}"
     terms = sorted(dim.terms, key=lambda term: (term[1] < 0, not term[0])) if isinstance(dim, Symbolic) else ()
     text = ""
     for monomial, c in terms:

@@ -12,13 +12,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
-from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
@@ -31,6 +32,7 @@ from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals, together
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.masked_tiles import MaskedGoal, masked_goal, rests
 from taso_mirage.mugraph.moved_goal import labelled_goal
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
@@ -63,6 +65,8 @@ DOUBT = 0.05
 SPLITS_OF_LONG = (256, 1024)
 """The splits of a label that no block holds whole (`tilings.LONG`), where nothing else is for the
 grid."""
+MASKED = 3
+"""One of so many muGraphs has a masked last tile, where no tiles divide a label."""
 SPLIT_FROM = 256
 """The smallest size of a reduction that is split."""
 
@@ -135,7 +139,10 @@ class Search:
         device: Device = H100,
         seed: int = 0,
         free: FreeSizes | None = None,
+        masked: MaskedGoal | None = None,
+        whole: Graph | None = None,
     ) -> None:
+        """`masked`: the goal is larger than the `whole` one, whose sizes its muGraphs get."""
         if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
@@ -153,9 +160,27 @@ class Search:
         self.moves = None if free is None else free_moves(self.moved, free)
         self.named = None if free is None or not self.moved.moves else free.goal
         self.free = None if self.moves is None else self.moves.sizes.labels(self.labelled)
+        self.whole = whole
+        if masked is not None:
+            self.free = dict(masked.sizes)
+        self.apart = self.labelled
         self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
         if self.runs:
             self._join()
+
+    def _masked(self) -> Search | None:
+        """The search for muGraphs with a masked last tile of labels that no tiles divide; on a CPU
+        any tiles are as good."""
+        plain = not self.device.general and self.free is None and not self.moved.moves
+        found = masked_goal(self.apart) if plain else None
+        if found is None:
+            return None
+        try:
+            made = Search(found.goal, self.options, self.device, self.seed, masked=found, whole=self.goal)
+        except TasoMirageError:
+            return None
+        same = {x: n for x, n in made.apart.sizes.items() if x not in found.sizes}
+        return made if {**same, **found.sizes} == self.apart.sizes and not made.moved.moves else None
 
     def _join(self) -> None:
         """Dims that lie side by side as one, if the goal is the same so at small sizes."""
@@ -178,6 +203,20 @@ class Search:
         """The `best` fastest muGraphs by the model that are verified, after at most about `budget`
         seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. Raises
         Unsupported where every muGraph overflows or rounds too much."""
+        if (masked := self._masked()) is None:
+            return self._run(best, budget, progress, checkpoint)
+        found, more = list[FoundMuGraph](), list[FoundMuGraph]()
+        with suppress(Unsupported):
+            more = masked._run(max(best // MASKED, 1), budget / MASKED, progress)
+        try:
+            found = self._run(best, budget * (MASKED - 1) / MASKED, progress, checkpoint)
+        except Unsupported:
+            if not more:
+                raise
+        kept = found[: max(best - len(more), 1)]
+        return sorted([*kept, *more], key=lambda each: each.seconds)[:best]
+
+    def _run(self, best: int, budget: float, progress: _Progress, checkpoint: Path | None = None) -> list[FoundMuGraph]:
         end = time.monotonic() + budget
         state = Checkpoint(checkpoint, self._key())
         found = [FoundMuGraph.of_json(value, self.goal) for value in state.found]
@@ -270,6 +309,8 @@ class Search:
         if graphs is None or not self.options.allows(graphs[0]):
             return None
         graph, free = graphs
+        if self.whole is not None and not (free is not None and rests(free)):
+            return None
         roles = candidate.roles()
         if roles not in self.known:
             self.statistics.tested += 1
@@ -282,6 +323,8 @@ class Search:
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
+        if self.whole is not None and free is not None:
+            return FoundMuGraph(free, self.whole, candidate.seconds, self.device.name, evidence, warps)
         whole = self.moved.restored(graph)
         named = None if free is None or self.moves is None else self.moves.restored(free)
         return FoundMuGraph(
