@@ -28,16 +28,18 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
-from taso_mirage.ir.mugraph import possibly_empty
+from taso_mirage.ir.mugraph import parts_in, possibly_empty
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.lowering import cuda as cuda
 from taso_mirage.lowering.backend import Record
 from taso_mirage.lowering.cuda import CudaLowering, _program
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
-from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.horizontal import fused_goals, together
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.masked_tiles import masked_goal
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -165,6 +167,9 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[st
             more_sizes = ((2, 0),) if name == "decoder_step" else ()
             goals = [to_json(goal(*(b, s, s + 40)[: len(at)])) for b, s in (*more_sizes, *SIZES)]
             given.append([name, [each.source for each in programs(name)], goals])
+        if not more:
+            goal, masked = masked_attention()
+            given.append(["masked", [triton.program(each).source for each in masked], [to_json(goal)]])
         every: dict[str, list[float]] = {}
         for name, *_, error in interpret(given, tmp_path_factory.mktemp("free_triton")):
             every.setdefault(name, []).append(float(error))
@@ -181,6 +186,33 @@ def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str,
     assert len(found) >= 2 * count
     assert len(found) % count == 0
     assert max(found) < 5e-6
+
+
+@cache
+def masked_attention() -> tuple[Graph, list[Graph]]:
+    """Attention over 67 keys, which no tiles divide, and the muGraphs with a masked last tile."""
+    goal = self_attention(1, 67)
+    found = [each.graph for each in Search(goal, SearchOptions(), H100).run(6, 20.0)]
+    return goal, [each for each in found if any(parts_in(k.attr("body")) for k in kernels_of(each.outputs))]
+
+
+def test_a_size_that_no_tile_divides_has_a_masked_rest(errors: Callable[[bool], dict[str, list[float]]]) -> None:
+    goal, masked = masked_attention()
+    assert masked
+    for graph in masked:
+        assert [x.type for x in (*graph.inputs, *graph.outputs)] == [x.type for x in (*goal.inputs, *goal.outputs)]
+        assert from_json(to_json(graph)) == graph
+        loops = [k.attr("loop") for k in kernels_of(graph.outputs) if parts_in(k.attr("body"))]
+        assert all(loop > 1 for loop in loops)
+    assert max(errors(False)["masked"]) < 5e-6
+
+
+def test_sizes_that_tiles_divide_and_small_ones_have_no_rest() -> None:
+    for keys in (64, 80, 33):
+        assert masked_goal(label(self_attention(1, keys))) is None
+    found = masked_goal(label(self_attention(1, 67)))
+    assert found is not None
+    assert {*found.sizes.values()} == {67}
 
 
 @pytest.mark.parametrize(
