@@ -78,3 +78,17 @@ class FoundMuGraph:
         """Write a Python module with the Triton kernels and a function `launch` for torch
         tensors."""
         write_file(Path(path), self.program().source)
+
+
+@dataclass
+class KernelSearchStatistics:
+    """Counts of the graphs and plans that a search considered."""
+
+    classes: int = 0
+    edges: int = 0
+    wrong_edges: int = 0
+    plans: int = 0
+    unstable: int = 0
+    tilings: int = 0
+    tested: int = 0
+    verified: int = 0

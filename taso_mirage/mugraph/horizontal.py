@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, lane_of
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels
 from taso_mirage.mugraph.stored_goal import StoredGoal, stored_goal
+from taso_mirage.verdicts import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,24 @@ def _lane(
     return FusedGoal(
         lane_of(goal, read, places), read, places, stored, None if free is None else free.of_lane(read, places)
     )
+
+
+def ranked_found(found: Sequence[Sequence[FoundMuGraph]]) -> list[tuple[FoundMuGraph, ...]]:
+    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes
+    on to its next muGraph."""
+    if not all(found):
+        return []
+    return [tuple([each[min(i, len(each) - 1)] for each in found]) for i in range(max(map(len, found)))]
+
+
+def joined_found(goal: Graph, lanes: Sequence[FusedGoal], found: Sequence[FoundMuGraph]) -> FoundMuGraph:
+    """The muGraphs of a goal's lanes as one of the goal, with the evidence for all of them."""
+    graph, _ = together(goal, lanes, [each.graph for each in found])
+    evidence = Evidence(
+        tests=min(each.evidence.tests for each in found),
+        undecided=sum(each.evidence.undecided for each in found),
+        bound=sum(each.evidence.bound for each in found),
+        measured=tuple([error for each in found for error in each.evidence.measured]),
+    )
+    seconds = sum(each.seconds for each in found)
+    return FoundMuGraph(graph, goal, seconds, found[0].device, evidence, found[0].warps)

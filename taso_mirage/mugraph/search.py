@@ -26,10 +26,10 @@ from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
 from taso_mirage.mugraph.closure import Closure, close
 from taso_mirage.mugraph.collapsed import runs_without, same_results
 from taso_mirage.mugraph.field_check import sizes_apart
-from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph, KernelSearchStatistics
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.free_moves import free_moves
-from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals, together
+from taso_mirage.mugraph.horizontal import fused_goals, joined_found, ranked_found
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.masked_tiles import MaskedGoal, masked_goal, rests
@@ -109,20 +109,6 @@ class SearchOptions:
             (self.fmaps, kernel.attr("fmap")),
         )
         return all(allowed is None or all(v in allowed for v in values) for allowed, values in within)
-
-
-@dataclass
-class KernelSearchStatistics:
-    """Counts of the graphs and plans that a search considered."""
-
-    classes: int = 0
-    edges: int = 0
-    wrong_edges: int = 0
-    plans: int = 0
-    unstable: int = 0
-    tilings: int = 0
-    tested: int = 0
-    verified: int = 0
 
 
 class _Late(Exception):
@@ -460,25 +446,4 @@ def superoptimize(
     for i, lane in enumerate(lanes):
         own = None if checkpoint is None else checkpoint.with_stem(f"{checkpoint.stem}-{i}")
         found.append(Search(lane.graph, options, device, seed).run(best, budget / len(lanes), progress, own))
-    return [_joined(graph, lanes, each) for each in _ranked(found)][:best]
-
-
-def _ranked(found: Sequence[Sequence[FoundMuGraph]]) -> list[tuple[FoundMuGraph, ...]]:
-    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes
-    on to its next muGraph."""
-    if not all(found):
-        return []
-    return [tuple([each[min(i, len(each) - 1)] for each in found]) for i in range(max(map(len, found)))]
-
-
-def _joined(goal: Graph, lanes: Sequence[FusedGoal], found: Sequence[FoundMuGraph]) -> FoundMuGraph:
-    """The muGraphs of a goal's lanes as one of the goal, with the evidence for all of them."""
-    graph, _ = together(goal, lanes, [each.graph for each in found])
-    evidence = Evidence(
-        tests=min(each.evidence.tests for each in found),
-        undecided=sum(each.evidence.undecided for each in found),
-        bound=sum(each.evidence.bound for each in found),
-        measured=tuple([error for each in found for error in each.evidence.measured]),
-    )
-    seconds = sum(each.seconds for each in found)
-    return FoundMuGraph(graph, goal, seconds, found[0].device, evidence, found[0].warps)
+    return [joined_found(graph, lanes, each) for each in ranked_found(found)][:best]

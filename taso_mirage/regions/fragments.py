@@ -23,10 +23,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
     Graph,
     Node,
@@ -39,21 +38,28 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.mugraph.free import FreeSizes, named_dims
 from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
-from taso_mirage.mugraph.goal import LOADED, MADE
+from taso_mirage.mugraph.goal import MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
-from taso_mirage.mugraph.roles import inlined
-from taso_mirage.mugraph.stored_goal import is_append
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term, traits
-from taso_mirage.operators.work import size, sized
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
-from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
-from taso_mirage.rewriting.derived_traits import multiplies
+from taso_mirage.regions.region_kinds import (
+    RegionKind,
+    caches,
+    is_copied,
+    kind_by_labels,
+    of_integers,
+    operands_read,
+    reads_loaded,
+    successive_products,
+    sums_integers,
+    turned,
+)
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region that compute elements, and of inputs of one of its
@@ -150,15 +156,8 @@ class _Growing:
                 kind = self._kind(node)
                 if kind is not None:
                     self.kinds[node] = kind
-        joins = {n for n in self.kinds if traits(n).lowering is Lowering.CONCAT}
-        self.caches = {n for n in joins if self.users.get(n) and self._appends(n)}
-        """Rows behind more rows that other terms read: a cache, which is in the region of its
-        attention."""
-        self.turned = joins - self.caches
-        """Terms that put other parts together, and the chains above them: rotary embeddings."""
-        for node, kind in self.kinds.items():
-            if kind is RegionKind.CHAIN and node not in self.caches and not self.turned.isdisjoint(node.args):
-                self.turned.add(node)
+        self.caches = caches(self.kinds, self.users, sizes)
+        self.turned = turned(self.kinds, self.caches)
 
     def prepare(self, kinds: PreparedKinds) -> None:
         """Take the parts of the model that have kernels with prepacked weights, each with its fused
@@ -231,7 +230,7 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
+        if found is None or not self._has_every_size(members, results) or successive_products(found) > PRODUCTS:
             return None
         if all(map(is_moved, graph.outputs)):
             self.moving.update(members)
@@ -336,7 +335,7 @@ class _Growing:
                 members = rest
         for lane, graph in self._lanes(members):
             rest = [n for n in members if n not in lane]
-            chain = all(self.kinds[n] is RegionKind.CHAIN for n in lane) and not _is_copied(graph)
+            chain = all(self.kinds[n] is RegionKind.CHAIN for n in lane) and not is_copied(graph)
             if rest and chain and self._accepted(rest):
                 members = rest  # a chain that others read too is no lane: it is computed before
         return members
@@ -378,25 +377,16 @@ class _Growing:
         if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
-        given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)
+        given = all(is_computed(o.dtype) for o in graph.outputs) and reads_loaded(graph)
         if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
-
-    def _loaded(self, graph: Graph) -> bool:
-        """Whether kernels load all inputs, or read rows of others by them."""
-        if all(x.dtype in LOADED for x in graph.inputs):
-            return True
-        try:
-            return all(x.dtype in LOADED for x in moved_goal(graph).core.inputs)
-        except Unsupported:
-            return False
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and
         no product is in two of them; results that are mostly inputs do not count, if there are
         others."""
-        copied = [_is_copied(graph) for _, graph in lanes]
+        copied = [is_copied(graph) for _, graph in lanes]
         if not 0 < len(lanes) - sum(copied) <= self.lanes:
             return False
         products: set[Node] = set()
@@ -423,10 +413,6 @@ class _Growing:
             )
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS
-
-    def _appends(self, node: Node) -> bool:
-        counts = [size(sized(x.type, self.sizes)) for x in node.args]
-        return 2 * max(counts) > sum(counts)
 
     def _convex(self, inside: set[Node]) -> bool:
         """Whether no path leaves the terms and comes back, also where it passes through other
@@ -464,17 +450,3 @@ class _Growing:
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
             self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
-
-
-def _is_copied(lane: Graph) -> bool:
-    """Whether all results of a lane are mostly inputs, which kernels copy."""
-    return all(map(is_append, lane.outputs))
-
-
-def _successive_products(goal: Labelled) -> int:
-    """The number of products of which each reads the one before: three in an operator that also
-    projects the operands of its attention, which a library computes best."""
-    found: dict[Node, int] = {}
-    for node in topological(inlined(goal.graph.outputs)):
-        found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
-    return max(found.values())
