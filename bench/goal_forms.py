@@ -105,6 +105,18 @@ def cache_append(heads: int = 8, past: int = 511, width: int = 64) -> Graph:
     return goal(attended(q, *(term("concat", old, new, axis=2) for old, new in zip(pasts, news, strict=True))))
 
 
+def paged_attention(
+    batch: int = 2, heads: int = 8, pages: int = 64, blocks: int = 16, page: int = 16, width: int = 64
+) -> Graph:
+    """A step of attention to a cache of pages, which a table of a run chooses for each sequence."""
+    table, keys = leaf("table", batch, blocks, dtype="int64"), blocks * page
+    found = [term("gather", leaf(name, pages, page, heads, width), table, axis=0) for name in ("keys", "values")]
+    k, v = (term("transpose", term("reshape", x, shape=(batch, keys, heads, width)), perm=(0, 2, 1, 3)) for x in found)
+    scores = term("matmul", leaf("q", batch, heads, 1, width), term("transpose", k, perm=(0, 1, 3, 2)))
+    masked = term("add", term("mul", scores, number(width**-0.5)), leaf("mask", batch, 1, 1, keys))
+    return goal(term("matmul", term("softmax", masked, axis=3), v))
+
+
 def cross_attention(heads: int = 8, rows: int = 1, keys: int = 1500, width: int = 64) -> Graph:
     k, v = leaf("k", 1, heads, keys, width), leaf("v", 1, heads, keys, width)
     return goal(attended(leaf("q", 1, heads, rows, width), k, v))
@@ -211,6 +223,26 @@ def projected_cache(heads: int = 8, past: int = 127, width: int = 64) -> Graph:
     return goal(term("concat", leaf("past", 1, heads, past, width), new, axis=2))
 
 
+def row_of_cache(heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    """A cache in which the projected and rotated key is the row at the position of a run, as
+    PyTorch's index_copy is exported."""
+    made = product("k", 1, heads * width, heads * width)
+    new = rotated(term("reshape", made, shape=(1, 1, heads, width)), leaf("cos", 1, width), leaf("sin", 1, width))
+    turned = term("transpose", leaf("cache", 1, heads, rows, width), perm=(2, 0, 1, 3))
+    at = term("reshape", leaf("at", 1, dtype="int64"), shape=(1, 1))
+    written = term("scatter_nd", turned, at, term("transpose", new, perm=(1, 0, 2, 3)))
+    return goal(term("transpose", written, perm=(1, 2, 0, 3)))
+
+
+def rows_of_sequences(batch: int = 4, heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    """A cache of several sequences, each with its own position for the normed and rotated key."""
+    at = term("reshape", leaf("at", batch, dtype="int64"), shape=(batch, 1, 1, 1))
+    key = term("rms_norm", leaf("key", batch, heads, 1, width), leaf("gamma", width), axis=3, epsilon=1e-6)
+    new = rotated(key, leaf("cos", batch, 1, 1, width), leaf("sin", batch, 1, 1, width))
+    where = term("expand", at, shape=(batch, heads, 1, width))
+    return goal(term("scatter_elements", leaf("cache", batch, heads, rows, width), where, new, axis=2))
+
+
 def separate_products(rows: int = 16, width: int = 256) -> Graph:
     """The two parts of a split, each in a product of its own."""
     halves = parts(leaf("x", rows, 2 * width), 1, 2)
@@ -228,6 +260,7 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "chosen experts": chosen_experts,
     "cache append": cache_append,
     "cross attention": cross_attention,
+    "attention to pages": paged_attention,
     "norms, rotary embedding": rotary_norms,
     "layer norm, product": norm_product,
     "product, GELU": product_gelu,
@@ -245,6 +278,8 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "interleaved products": interleaved_products,
     "cache, projected key": projected_cache,
     "split, two products": separate_products,
+    "row of a cache": row_of_cache,
+    "rows of sequences": rows_of_sequences,
 }
 LARGE: Mapping[str, Callable[[], Graph]] = {
     "window of a cache": partial(cache_window, heads=32, keys=8192, window=1024, width=128),
@@ -254,6 +289,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "running sums": partial(running_sums, rows=4096, width=256),
     "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
     "cache append": partial(cache_append, heads=32, past=2047, width=128),
+    "attention to pages": partial(paged_attention, batch=8, heads=32, pages=1024, blocks=128, width=128),
     "cross attention": partial(cross_attention, heads=20, rows=4),
     "norms, rotary embedding": partial(rotary_norms, heads=32, rows=2048),
     "layer norm, product": partial(norm_product, rows=512, width=768, columns=2304),
@@ -272,5 +308,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "interleaved products": partial(interleaved_products, rows=512, width=512),
     "cache, projected key": partial(projected_cache, heads=32, past=2047, width=128),
     "split, two products": partial(separate_products, rows=512, width=1024),
+    "row of a cache": partial(row_of_cache, heads=32, rows=2048, width=128),
+    "rows of sequences": partial(rows_of_sequences, batch=16, heads=32, rows=2048, width=128),
 }
 """The forms at sizes that fill a GPU."""

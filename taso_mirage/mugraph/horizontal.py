@@ -18,6 +18,7 @@ from taso_mirage.mugraph.free import FreeSizes, lane_of
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels
 from taso_mirage.mugraph.stored_goal import StoredGoal, stored_goal
+from taso_mirage.operators.stores import writes_over
 from taso_mirage.verdicts import Evidence
 
 
@@ -47,7 +48,8 @@ def fused_goals(goal: Graph, stores: bool = True, free: FreeSizes | None = None)
     results of lanes, where they are proved to be a partition of it: with `free`, the names of the
     sizes that a run gives, for all sizes."""
     stored = stored_goal(goal, None if free is None else free.goal)
-    if stores and stored.stores and (free is None or stored.named is not None) and stored.is_equal():
+    known = free is None or (stored.named is not None and not any(map(writes_over, stored.outputs)))
+    if stores and stored.stores and known and stored.is_equal():
         named = None if stored.named is None else FreeSizes.of_goal(stored.named.parts)
         return [_lane(stored.parts, places, named, stored) for places in groups(core_labels(stored.parts))]
     return [_lane(goal, places, free) for places in groups(core_labels(goal))]

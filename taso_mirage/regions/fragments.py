@@ -27,6 +27,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
+    ABSENT,
     Graph,
     Node,
     Tensor,
@@ -46,6 +47,7 @@ from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.stores import is_scatter, part_args
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.region_kinds import (
@@ -55,11 +57,11 @@ from taso_mirage.regions.region_kinds import (
     kind_by_labels,
     of_integers,
     operands_read,
-    reads_loaded,
     successive_products,
     sums_integers,
     turned,
 )
+from taso_mirage.regions.region_labels import is_loaded, region_labels
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region that compute elements, and of inputs of one of its
@@ -227,7 +229,7 @@ class _Growing:
             graph, leaves = canonical_region(members, results, self.sizes)
             if any(not isinstance(o.type, Tensor) or o.dtype not in MADE for o in graph.outputs):
                 return None
-            found = self._labelled(graph) or self._repeating(graph)
+            found = self._labelled(graph) or self._repeating(graph) or self._writing(node, graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
         if found is None or not self._has_every_size(members, results) or successive_products(found) > PRODUCTS:
@@ -280,12 +282,17 @@ class _Growing:
         other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
         return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
 
+    def _writing(self, node: Node, graph: Graph) -> Labelled | None:
+        """The labels of the updates of one that writes them over other data, of fixed sizes."""
+        fixed = all(isinstance(n, int) for x in (node, *node.args) if x is not ABSENT for n in x.shape)
+        written = graph.outputs[0]
+        if not fixed or not is_scatter(written):
+            return None
+        return self._repeating(Graph(graph.inputs, (written.args[part_args(written)[1]],)))
+
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
-            try:
-                self.labels[graph] = core_labels(graph)
-            except (TasoMirageError, LookupError, TypeError, ValueError):
-                self.labels[graph] = None
+            self.labels[graph] = region_labels(graph)
         return self.labels[graph]
 
     # ------------------------------------------------------------ growth
@@ -377,7 +384,7 @@ class _Growing:
         if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
-        given = all(is_computed(o.dtype) for o in graph.outputs) and reads_loaded(graph)
+        given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
         if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))

@@ -6,12 +6,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, is_constant, is_float, topological
 from taso_mirage.mugraph.goal import LOADED, stored_leaf
 from taso_mirage.mugraph.labels import Labelled
-from taso_mirage.mugraph.moved_goal import moved_goal
 from taso_mirage.mugraph.roles import defined, inlined
 from taso_mirage.mugraph.stored_goal import is_append
 from taso_mirage.operators.expressions import is_weight
@@ -75,16 +73,6 @@ def operands_read(graph: Graph) -> int:
     one."""
     more = [[a for a in n.args[2:] if a is not ABSENT] for n in graph if traits(n).quantized]
     return len(graph.inputs) - sum(map(len, more))
-
-
-def reads_loaded(graph: Graph) -> bool:
-    """Whether kernels load all inputs of a graph, or read rows of others by them."""
-    if all(x.dtype in LOADED for x in graph.inputs):
-        return True
-    try:
-        return all(x.dtype in LOADED for x in moved_goal(graph).core.inputs)
-    except Unsupported:
-        return False
 
 
 # ---------------------------------------------------------------- caches
