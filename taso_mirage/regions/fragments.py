@@ -37,12 +37,10 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
-from taso_mirage.mugraph.free import FreeSizes, named_dims
-from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
+from taso_mirage.mugraph.free_moves import moves_free_axis
 from taso_mirage.mugraph.goal import MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
-from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.movements import is_moved
@@ -61,7 +59,7 @@ from taso_mirage.regions.region_kinds import (
     sums_integers,
     turned,
 )
-from taso_mirage.regions.region_labels import is_loaded, region_labels
+from taso_mirage.regions.region_labels import has_every_size, is_loaded, region_labels
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region that compute elements, and of inputs of one of its
@@ -232,7 +230,7 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph) or self._writing(node, graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None or not self._has_every_size(members, results) or successive_products(found) > PRODUCTS:
+        if found is None or not has_every_size(members, results, self.sizes) or successive_products(found) > PRODUCTS:
             return None
         if all(map(is_moved, graph.outputs)):
             self.moving.update(members)
@@ -244,24 +242,6 @@ class _Growing:
         kind = kind_by_labels(found, weights, math.inf if whole else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
-
-    def _has_every_size(self, members: Sequence[Node], results: Sequence[Node]) -> bool:
-        """Whether the movements of terms along axes whose sizes a run gives are known for every
-        size, and give each label one size."""
-        graph, leaves = canonical_region(members, results, self.sizes)
-        terms = {leaf: node for node, leaf in leaves.items()}
-        shapes = [terms[x].shape for x in graph.inputs]
-        moved = moved_goal(graph)
-        if not moved.moves or all(
-            isinstance(n, int) for shape in (*shapes, *(r.shape for r in results)) for n in shape
-        ):
-            return True
-        try:
-            whole, _ = canonical_region(members, results, named_dims(shapes).symbols)
-        except LookupError:
-            return False
-        moves = free_moves(moved, FreeSizes.of_goal(whole))
-        return moves is not None and (len(members) == 1 or moves.sizes.labels(core_labels(graph)) is not None)
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """The terms that a region takes together with a term: if it has several results, the term
@@ -300,7 +280,7 @@ class _Growing:
     def _is_free(self, members: Sequence[Node]) -> bool:
         """Whether a region that moves elements along axes of free sizes has a form for every
         size."""
-        return not any(map(moves_free_axis, members)) or self._has_every_size(members, self.results(members))
+        return not any(map(moves_free_axis, members)) or has_every_size(members, self.results(members), self.sizes)
 
     def _largest(self, seed: Node) -> list[Node]:
         """The largest region around a term that has a form for every size. Beside a cache, rotary
