@@ -1,6 +1,6 @@
-"""A goal around the products of a library, and around forms: the plan of a model whose product stays
-the runtime's operator, or whose convolution has the kernel of a form, with kernels for the terms
-before and behind it.
+"""A goal around the products of a library, and around forms: the plan of a model whose product
+stays the runtime's operator, or whose convolution has the kernel of a form, with kernels for the
+terms before and behind it.
 
 A plan is a list of steps over named values: kernels for a goal of their own, or x W (+ b).
 """
