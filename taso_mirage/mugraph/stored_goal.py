@@ -205,7 +205,7 @@ def is_append(output: Node) -> bool:
     than half of the elements."""
     joined = _joins(output)
     copied = sum(int(dim_product(x.shape)) for x in _values(joined) if not x.args and not is_constant(x))
-    return has_parts(joined) and 2 * copied > int(dim_product(output.shape))
+    return has_parts(joined) and not writes_over(joined) and 2 * copied > int(dim_product(output.shape))
 
 
 def stores_parts(goal: Graph, output: Node) -> bool:

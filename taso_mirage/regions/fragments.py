@@ -374,7 +374,8 @@ class _Growing:
         no product is in two of them; results that are mostly inputs do not count, if there are
         others."""
         copied = [is_copied(graph) for _, graph in lanes]
-        if not 0 < len(lanes) - sum(copied) <= self.lanes:
+        copied = copied if not all(copied) else [False] * len(lanes)
+        if len(lanes) - sum(copied) > self.lanes:
             return False
         products: set[Node] = set()
         for (lane, graph), only in zip(lanes, copied, strict=True):
