@@ -49,7 +49,7 @@ def masked_goal(labelled: Labelled) -> MaskedGoal | None:
         return None
 
 
-def rests(graph: Graph) -> bool:
+def has_rests(graph: Graph) -> bool:
     """Whether each part of a size in a muGraph has another one beside it."""
     parts = [part for kernel in kernels(graph.outputs) for part in parts_in(kernel.attr("body")).values()]
     return all(isinstance(whole, int) and most < whole for whole, most in parts)

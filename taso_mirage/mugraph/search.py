@@ -32,7 +32,7 @@ from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.horizontal import fused_goals, joined_found, ranked_found
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
-from taso_mirage.mugraph.masked_tiles import MaskedGoal, masked_goal, rests
+from taso_mirage.mugraph.masked_tiles import MaskedGoal, has_rests, masked_goal
 from taso_mirage.mugraph.moved_goal import labelled_goal
 from taso_mirage.mugraph.refusals import results
 from taso_mirage.mugraph.shrink import resized_goal
@@ -64,8 +64,7 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 DOUBT = 0.05
 """The share by which the model may underestimate the seconds of a cluster."""
 SPLITS_OF_LONG = (256, 1024)
-"""The splits of a label that no block holds whole (`tilings.LONG`), where nothing else is for the
-grid."""
+"""Splits of a label that no block holds whole (`tilings.LONG`), if nothing else is for the grid."""
 MASKED = 3
 """One of so many muGraphs has a masked last tile, where no tiles divide a label."""
 SPLIT_FROM = 256
@@ -157,8 +156,7 @@ class Search:
             self._join()
 
     def _masked(self) -> Search | None:
-        """The search for muGraphs with a masked last tile of labels that no tiles divide; on a CPU
-        any tiles are as good."""
+        """The search for muGraphs with a masked last tile of labels that no tiles divide."""
         plain = not self.device.general and self.free is None and not self.moved.moves
         found = masked_goal(self.apart) if plain else None
         if found is None:
@@ -187,13 +185,15 @@ class Search:
         budget: float,
         progress: _Progress = lambda stage, done, total: None,
         checkpoint: Path | None = None,
+        rests: bool = True,
     ) -> list[FoundMuGraph]:
         """The `best` fastest muGraphs by the model that are verified, after at most about `budget`
-        seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. Raises
-        Unsupported where every muGraph overflows or rounds too much."""
-        if (masked := self._masked()) is None:
+        seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. With
+        `rests` tiles may have a masked rest; such a muGraph cannot be verified at its own sizes.
+        Raises Unsupported where every muGraph overflows or rounds too much."""
+        if (masked := self._masked() if rests else None) is None:
             return self._run(best, budget, progress, checkpoint)
-        found, more = list[FoundMuGraph](), list[FoundMuGraph]()
+        found, more = [], list[FoundMuGraph]()
         with suppress(Unsupported):
             more = masked._run(max(best // MASKED, 1), budget / MASKED, progress)
         try:
@@ -304,7 +304,7 @@ class Search:
         if graphs is None or not self.options.allows(graphs[0]):
             return None
         graph, free = graphs
-        if self.whole is not None and not (free is not None and rests(free)):
+        if self.whole is not None and not (free is not None and has_rests(free)):
             return None
         roles = candidate.roles()
         if roles not in self.known:

@@ -95,7 +95,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
     found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
     try:
         search = Search(region.graph, SearchOptions(), H100, 0)
-        found = next(iter(search.run(1, budget, progress)), None)
+        found = next(iter(search.run(1, budget, progress, rests=False)), None)
         statistics = asdict(search.statistics)
     except SurveyStopped:
         raise
