@@ -254,7 +254,9 @@ def completed(
     found = around.get("around", around)
     if found:
         row["around"] = found
-    times = {"kernels": own.get("ours"), "kernels around a library's products": found.get("us")}
+    forms = any(form_of(n) is not None for n in formed_goal(case) if n.args)
+    other = "kernels around that of a form" if forms else "kernels around a library's products"
+    times = {"kernels": own.get("ours"), other: found.get("us")}
     known = {plan: us for plan, us in times.items() if us is not None}
     if known:
         row["plan"] = min(known, key=lambda plan: known[plan])
