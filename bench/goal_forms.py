@@ -98,6 +98,16 @@ def chosen_experts(tokens: int = 4, experts: int = 8, width: int = 256, hidden: 
     return goal(silu(term("matmul", x, term("gather", w, leaf("chosen", tokens, dtype="int64"), axis=0))))
 
 
+def routed_experts(tokens: int = 16, experts: int = 8, width: int = 128, hidden: int = 256) -> Graph:
+    """Gated experts, all of them for every token, by shares, which a router leaves zero but for a
+    few."""
+    x, shares = leaf("x", tokens, width), leaf("shares", tokens, experts)
+    gate, up = (term("matmul", x, leaf(name, experts, width, hidden)) for name in ("gate", "up"))
+    y = term("matmul", term("mul", silu(gate), up), leaf("down", experts, hidden, width))
+    each = term("unsqueeze", term("transpose", shares, perm=(1, 0)), axes=(2,))
+    return goal(term("reduce_sum", term("mul", y, each), axes=(0,), keepdims=0))
+
+
 def cache_append(heads: int = 8, past: int = 511, width: int = 64) -> Graph:
     q = leaf("q", 1, heads, 1, width)
     pasts = leaf("past_keys", 1, heads, past, width), leaf("past_values", 1, heads, past, width)
@@ -258,6 +268,7 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "depthwise 7x7, layer norm": depthwise_norm,
     "running sums": running_sums,
     "chosen experts": chosen_experts,
+    "routed experts": routed_experts,
     "cache append": cache_append,
     "cross attention": cross_attention,
     "attention to pages": paged_attention,
@@ -288,6 +299,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "depthwise 7x7, layer norm": partial(depthwise_norm, batch=8, side=56),
     "running sums": partial(running_sums, rows=4096, width=256),
     "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
+    "routed experts": partial(routed_experts, tokens=16, experts=16, width=2048, hidden=1408),
     "cache append": partial(cache_append, heads=32, past=2047, width=128),
     "attention to pages": partial(paged_attention, batch=8, heads=32, pages=1024, blocks=128, width=128),
     "cross attention": partial(cross_attention, heads=20, rows=4),

@@ -171,7 +171,8 @@ class _Growing:
         """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
         try:
             goal = self.fragment(members)
-            return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
+            shapes = [x.shape for x in goal if isinstance(x.type, Tensor)]  # else it has several results
+            return kinds.read(goal) is not None and all(isinstance(n, int) for shape in shapes for n in shape)
         except (LookupError, TypeError, TasoMirageError):
             return False
 
