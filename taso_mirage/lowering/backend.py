@@ -105,6 +105,12 @@ class Backend(Protocol):
         """End the processes that were started for measuring."""
 
 
+def at_most(record: Record, most: int | None) -> Record:
+    """The part of a record for runs up to a limit, or for those above all limits."""
+    before = record.get("before", ()) if most is not None else ()
+    return next((each for each in before if most is not None and most <= each["most"]), record)
+
+
 def here(target: Target) -> Backend:
     """The back end of a target on this machine, for runs on its number of threads.
 
