@@ -86,6 +86,9 @@ class Backend(Protocol):
         ValueError.
         """
 
+    def begin_shipping(self, record: Record) -> None:
+        """Begin the slow part of `shipped` for a choice, beside other work."""
+
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The kernels for all machines to which a model may come."""
 

@@ -102,6 +102,9 @@ class CpuLowering:
         before = [SizeRange(from_json(each["mugraph"]), int(each["most"])) for each in record.get("before", ())]
         return cpu_kernel(from_json(record["mugraph"]), before)
 
+    def begin_shipping(self, record: Record) -> None:
+        """Nothing to begin: C++ runs everywhere."""
+
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The kernels for all machines: the same as for this one, since C++ runs everywhere."""
         return [self.kernel(record) for record in records]

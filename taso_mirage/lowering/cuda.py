@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -37,6 +36,7 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph
 from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record, at_most
 from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
+from taso_mirage.lowering.shipping import Shipping
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
@@ -64,10 +64,8 @@ BESIDE = 4
 """The number of other programs, the fastest by the model, that are tuned together with one with
 stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
 compiler a second."""
-FIRST = 4
+FIRST = 2
 """The number of muGraphs among which a predicted kernel is chosen."""
-LONGEST = 60.0
-"""Seconds for compiling a region's kernels for one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,7 @@ class CudaLowering:
     key: str
     capability: int
     compiler: Workers = field(default_factory=lambda: compile_jobs.compilers(cores()))
+    shipping: Shipping = field(default_factory=lambda: Shipping(f"{__name__}:{shippable.__name__}"))
     lanes: int = 4
     prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
@@ -218,12 +217,17 @@ class CudaLowering:
     @spent(Purpose.COMPILING)
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
-        every = {*SHIPPED, self.capability}
-        parts = [part for record in records for part in (record, *record.get("before", ()))]
-        jobs = [{"record": part, "capability": c} for part in parts for c in every]
-        with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
-            wait([workers(job) for job in jobs if len(jobs) > 1])  # a single one is compiled here as soon
+        self.shipping.wait(records, self._every)
         return [self._planned(record, SHIPPED) for record in records]
+
+    def begin_shipping(self, record: Record) -> None:
+        """Compile the kernels of a choice for all of SHIPPED into Triton's cache, in processes."""
+        self.shipping.begin(record, self._every)
+
+    @property
+    def _every(self) -> list[int]:
+        """The compute capabilities for which a model has kernels."""
+        return sorted({*SHIPPED, self.capability})
 
     def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
         """Images for the GPU of this machine and for others."""
@@ -265,6 +269,7 @@ class CudaLowering:
     def close(self) -> None:
         CONTRACTING.by = pairwise_in_parts
         self.compiler.close()
+        self.shipping.close()
         give_memory_back()
 
 
