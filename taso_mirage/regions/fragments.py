@@ -155,7 +155,8 @@ class _Growing:
         """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
         try:
             goal = self.fragment(members)
-            return kinds.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
+            sizes = (n for x in goal if isinstance(x.type, Tensor) for n in x.shape)
+            return kinds.read(goal) is not None and all(isinstance(n, int) for n in sizes)
         except (LookupError, TypeError, TasoMirageError):
             return False
 
