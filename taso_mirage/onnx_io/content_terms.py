@@ -9,17 +9,20 @@ bodies' outputs are equal terms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Node, topological, variable, weight, with_args
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight, with_args
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
 from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
+from taso_mirage.onnx_io.loops import as_scan
 from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.operators.ops import get, traits
 
 
 @dataclass(slots=True)
@@ -57,6 +60,8 @@ class Opened:
         if node.op == "weight":
             return weight(self.name(node.attr("name")), node.tensor)
         args = tuple(self.done[a] for a in node.args)
+        if traits(node).lowering is Lowering.STEPS:
+            return self._loop(node, args)
         return self._opaque(node, args) if node.op == "opaque" else with_args(node, args)
 
     def name(self, name: str) -> str:
@@ -67,7 +72,29 @@ class Opened:
             self.arrays[self.names[name]] = given
         return self.names[name]
 
+    def _loop(self, term: Node, args: Sequence[Node]) -> Node:
+        """A loop as a node of its first states and of one step: the outputs of its body as terms
+        over variables for the states, the elements of the sequences at a variable place, and the
+        other operands. What is equal for all values of these is equal in every step, and so are
+        the states, by induction: they begin as equal ones."""
+        body: Graph = term.attr("body")
+        states, end = term.attr("states"), term.attr("states") + term.attr("sequences")
+        depth = len(self.path) + 1
+        step = variable(f"step of a loop at depth {depth}", Tensor("int64", ()))
+        before = [
+            variable(f"state {i} of a loop at depth {depth}", x.tensor) for i, x in enumerate(body.inputs[:states])
+        ]
+        elements = [get("gather").term(x, step, axis=0) for x in args[states:end]]
+        outputs = substitute(body.outputs, dict(zip(body.inputs, (*before, *elements, *args[end:]), strict=True)))
+        said = f"{args[states].shape[0]} steps{' from the last one' * term.attr('backward')}, {states} states"
+        content = NodeContent("a loop", said, (("body", len(outputs)),))
+        return Node("opaque", (*args[:states], *outputs), (("call", content),), term.type)
+
     def _opaque(self, term: Node, args: tuple[Node, ...]) -> Node:
+        loop = as_scan(self.model, term)
+        if loop is not None:
+            self.weights = {**self.weights, **loop.weights}
+            return self([loop.term])[0]
         call: OpaqueCall = term.attr("call")
         header: ir.Model = self.model.header
         reader = NodeReader(header.functions, {**self.model.opsets, **call.opsets})
