@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -24,6 +24,22 @@ class ReadLoop:
 
     term: Node
     weights: Mapping[str, Weight]
+
+
+def with_scans(model: Model) -> Model:
+    """The model with each of its loops as a term of its body, where it has such a term."""
+    table, origins, weights = dict[Node, Node](), dict(model.origins), dict(model.weights)
+    for node in model.nodes() if any(map(has_bodies, model.nodes())) else ():
+        (current,) = substitute((node,), table)
+        found = as_scan(replace(model, weights=weights), current)
+        if found is not None:
+            weights.update(found.weights)
+            table[node] = found.term
+            origins |= {found.term: origins[node]} if node in origins else {}
+    if not table:
+        return model
+    outputs = substitute(model.graph.outputs, table)
+    return replace(model.with_graph(outputs, weights), origins=origins)
 
 
 def as_scan(model: Model, node: Node) -> ReadLoop | None:

@@ -21,7 +21,6 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
 from taso_mirage.onnx_io.invariants import without_invariants
-from taso_mirage.onnx_io.loops import as_scan
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -58,8 +57,6 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     """The steps that put optimized bodies in the place of others; the rest of the searches' time is
     for the stages after it."""
     model, moved = _move_out(job, problem.model)
-    model, loops = _as_terms(problem, model)
-    moved += loops
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
         return tuple(moved)
@@ -94,23 +91,6 @@ def _move_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
         f"{label_of(found, step.new[0])}: terms that no iteration changes are computed once" for step in steps
     ]
     return found, steps
-
-
-def _as_terms(problem: Problem, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model with its loops as terms of their bodies, where they have such a term, and the
-    steps; the problem gets the weights of the bodies."""
-    outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
-    for node in model.nodes():
-        (current,) = substitute((node,), {step.old[0]: step.new[0] for step in steps})
-        found = as_scan(replace(model, weights=problem.weights), current)
-        if found is not None:
-            problem.weights.update(found.weights)
-            outputs = substitute(outputs, {current: found.term})
-            origins |= {found.term: origins[node]} if node in origins else {}
-            steps.append(RewriteStep((BODIES,), (current,), (found.term,)))
-    if not steps:
-        return model, steps
-    return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
 
 
 def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[CheckCase]) -> list[_Place]:
