@@ -103,5 +103,12 @@ def _decaying():
 
 for backward in (0, 1):
     scan.example(
-        "float32[3]", "float32[4,3]", "float32[4,3]", "float32[3]", body=_decaying(), states=1, sequences=2, backward=backward
+        "float32[3]",
+        "float32[4,3]",
+        "float32[4,3]",
+        "float32[3]",
+        body=_decaying(),
+        states=1,
+        sequences=2,
+        backward=backward,
     )

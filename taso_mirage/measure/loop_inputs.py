@@ -38,7 +38,10 @@ def with_usual_draws(model: Model, session: Session, sizes: Mapping[str, int]) -
         now = _usual_share(made, session, sizes)
         if now == 1:
             names = ", ".join(read)
-            return made, f"{said}, since loops multiply their states: rows of {names} are drawn with a length of {scale:g}"
+            return (
+                made,
+                f"{said}, since loops multiply their states: rows of {names} are drawn with a length of {scale:g}",
+            )
     return model, f"{said}: the check says little there; give inputs with {option('inputs')}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies, kind_of, scan_axes
@@ -81,7 +81,8 @@ def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
 def _is_computed(body: Body) -> bool:
     """Whether all terms of a body have definitions and known sizes."""
     return all(
-        node.op != "opaque" and all(isinstance(n, int) for t in _tensors(node) for n in t.shape or (None,) * (t.shape is None))
+        node.op != "opaque"
+        and all(isinstance(n, int) for t in _tensors(node) for n in t.shape or (None,) * (t.shape is None))
         for node in body.model.nodes()
         if node is not ABSENT
     )

@@ -70,7 +70,9 @@ def _runtime_optimizations(model: Model, target: Target, cases: Sequence[CheckCa
     bad = next((both for both in zip(full, plain, strict=True) if not all(d.passed for d in both)), None)
     if bad is not None:
         i = full.index(bad[0])
-        finite = np.isfinite(np.asarray(case.original[i], np.float64)).mean() if len(full) == len(case.original) else 1.0
+        finite = (
+            np.isfinite(np.asarray(case.original[i], np.float64)).mean() if len(full) == len(case.original) else 1.0
+        )
         yield _differs(*bad) if finite == 1 else _not_finite(bad[0].output, float(finite))
 
 

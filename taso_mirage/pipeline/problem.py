@@ -17,10 +17,10 @@ from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import shown_sizes
-from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.sizes import SEEDS

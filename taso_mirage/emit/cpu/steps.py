@@ -60,19 +60,27 @@ def step_statements(
         inside.append(_pointer(f"e{i}", start, x, "const ", " __restrict"))
     before = [CppBuffer(x.dtype, x.shape, f"s{i}", x.strides) for i, x in enumerate(old)]
     after = [CppBuffer(x.dtype, x.shape, f"n{i}", x.strides) for i, x in enumerate(new)]
-    inside += [_pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)]
+    inside += [
+        _pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
+    ]
     inside += [_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     values = _values(function.lazy, body, [*before, *elements, *buffers[states + node.attr("sequences") :]])
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:
             place = CppBuffer(y.dtype, y.shape[1:], f"o{part}", y.strides[1:])
-            inside.append(_pointer(place.name, v[y.name] + y.start + at * product_factor(y.strides[0]), y, "", " __restrict"))
+            inside.append(
+                _pointer(place.name, v[y.name] + y.start + at * product_factor(y.strides[0]), y, "", " __restrict")
+            )
             roots.append((values[part], place, False))
     inside += function.stage(roots, list(zip(values[:states], after, strict=True)))
     inside += [v["std::swap"](v[f"old_{a.name}"], v[f"new_{b.name}"]) for a, b in zip(old, new, strict=True)]
     made.append(For("step", v.numbers(product_factor(count)), tuple(inside)))
-    ends = [(replaced(old[part], f"old_{old[part].name}"), y, False) for part, y in zip(parts, targets, strict=True) if part < states]
+    ends = [
+        (replaced(old[part], f"old_{old[part].name}"), y, False)
+        for part, y in zip(parts, targets, strict=True)
+        if part < states
+    ]
     return [*made, *function.stage(ends)]
 
 
