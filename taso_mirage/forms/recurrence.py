@@ -13,9 +13,10 @@ from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import Form, IsWanted, Users
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_part, variable
 from taso_mirage.mugraph.found import FoundMuGraph
-from taso_mirage.mugraph.parallel_axes import Place, parallel_axes
+from taso_mirage.mugraph.parallel_axes import AxisPlace, parallel_axes
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import get, term, traits
 from taso_mirage.operators.work import size
@@ -31,7 +32,7 @@ MOST_STATE = 1 << 22
 """The largest number of bytes of the states of a block: more do not stay in a cache."""
 GRID = 3
 """The largest number of axes of a grid."""
-Cut = tuple[tuple[Place, ...], tuple[Place, ...], int]
+LoopCut = tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]
 """An axis whose parts are blocks: its place in each operand and in each result, and the number of
 parts."""
 
@@ -80,7 +81,7 @@ class Recurrence:
         several = isinstance(whole.type, tuple)
         return tuple(term("item", whole, index=i) for i in range(len(self.types))) if several else (whole,)
 
-    def kernel(self, cuts: Sequence[Cut]) -> Node:
+    def kernel(self, cuts: Sequence[LoopCut]) -> Node:
         """The kernel with these blocks: in each, the loop over its part of the operands."""
         places = [[cut[0][i] for cut in cuts] for i in range(len(self.node.args))]
         tiles = [
@@ -103,7 +104,7 @@ class Recurrence:
             imap, omap = ((-1,),) * len(tiles), ((-1,),) * len(self.types)
         return term("kernel", *self.node.args, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
 
-    def axes(self) -> list[tuple[tuple[Place, ...], tuple[Place, ...], int]]:
+    def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]]:
         """The axes whose parts are apart, each with its places in operands and results, and its
         size."""
         end, found = self.states + self.node.attr("sequences"), []
@@ -113,12 +114,12 @@ class Recurrence:
             found.append((ins, outs, int(self.node.args[0].shape[ins[0] or 0])))
         return found
 
-    def cuts(self) -> Iterator[tuple[Cut, ...]]:
+    def cuts(self) -> Iterator[tuple[LoopCut, ...]]:
         """Several ways to cut the axes into blocks: the outer axes first, each as far as there are
         fewer blocks than wanted."""
-        known: set[tuple[Cut, ...]] = set()
+        known: set[tuple[LoopCut, ...]] = set()
         for wanted in BLOCKS:
-            made: list[Cut] = []
+            made: list[LoopCut] = []
             for ins, outs, n in self.axes()[:GRID]:
                 before = prod(cut[2] for cut in made)
                 inner = (ins[0] or 0) == len(self.node.args[0].shape) - 1
@@ -154,16 +155,16 @@ class Recurrence:
         return steps * sum(bool(n.args) for n in self.body) * device.launch
 
 
-def _number(place: Place) -> int:
+def _number(place: AxisPlace) -> int:
     return -1 if place is None else place
 
 
-def _moved(place: Place, sequence: bool) -> Place:
+def _moved(place: AxisPlace, sequence: bool) -> AxisPlace:
     """The place of an element's axis in a sequence."""
     return place if place is None else place + sequence
 
 
-def _part(x: Node, places: Sequence[Place], cuts: Sequence[Cut]) -> tuple[int, ...]:
+def _part(x: Node, places: Sequence[AxisPlace], cuts: Sequence[LoopCut]) -> tuple[int, ...]:
     shape = [int(n) for n in x.shape]
     for place, (_, _, count) in zip(places, cuts, strict=True):
         if place is not None:
@@ -180,8 +181,8 @@ def _at_sizes(body: Graph, leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
         args = [done[a] for a in node.args]
         attrs, resize = dict(node.attrs), traits(node).resize
         if resize is not None and node.args:
-            shapes = [[a.shape for a in some] for some in (node.args, args)]
-            attrs |= resize(attrs, *shapes, {})
+            old, new = ([a.shape for a in some] for some in (node.args, args))
+            attrs |= resize(attrs, old, new, {})
         done[node] = get(node.op).term(*args, **attrs) if node.args else node
     return tuple(done[o] for o in body.outputs)
 
@@ -200,17 +201,17 @@ def _has_code(graph: Graph) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: Recurrence, cuts: tuple[Cut, ...]) -> Evidence | Failure:
+def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...]) -> Evidence | Failure:
     leaves = tuple(small.node.args)
     mine = Graph(leaves, small.results(small.kernel(cuts)))
     return verified_mugraph(mine, Graph(leaves, small.results(small.node)), numbers=False)
 
 
 def recurrence(goal: Graph) -> Recurrence | None:
-    """Read a goal that is a loop over inputs of float32 and of fixed sizes; None for other goals."""
+    """Read a goal that is a loop over inputs of float32 and of fixed sizes; None for others."""
     found = {o.args[0] if is_part(o) else o for o in goal.outputs}
     node = found.pop()
-    if found or node.op != OPERATOR or not set(node.args) <= set(goal.inputs):
+    if found or traits(node).lowering is not Lowering.STEPS or not set(node.args) <= set(goal.inputs):
         return None
     types = [a.tensor for a in node.args]
     if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
@@ -221,7 +222,7 @@ def recurrence(goal: Graph) -> Recurrence | None:
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
-    return [node, *users(node)] if node.op == OPERATOR else []
+    return [node, *users(node)] if traits(node).lowering is Lowering.STEPS else []
 
 
 def _no_class(node: Node) -> TemplateInstance:

@@ -17,42 +17,48 @@ from taso_mirage.meanings.base import contraction
 from taso_mirage.meanings.typed import Typed
 from taso_mirage.operators.interpret import interpret_term
 
-Place = int | None
+AxisPlace = int | None
 """The place of the axis in a tensor; None in one that does not have it."""
 TRIALS = 4096
 """The largest number of terms that are tried with places of their operands' axes."""
 
 
-class AxisPlaces(Typed[Place]):
+class AxisPlaces(Typed[AxisPlace]):
     """A meaning whose note is the place of one axis. Raises Unsupported where the axis is folded,
     cut or mixed with another one."""
 
     def note(
-        self, primitive: str, fn: Any, notes: Sequence[Place], operands: Sequence[Tensor], result: Tensor
-    ) -> Place:
+        self, primitive: str, fn: Any, notes: Sequence[AxisPlace], operands: Sequence[Tensor], result: Tensor
+    ) -> AxisPlace:
         if all(place is None for place in notes):
             return None
-        if primitive == "map":
-            return _aligned([(p, t.rank) for p, t in zip(notes, operands, strict=True)], operands, result)
-        if primitive == "contract":
-            return _contracted(fn, notes, operands)
-        if primitive == "cast":
-            return notes[0]
         raise Unsupported(f"{primitive} of an axis whose parts are apart")
 
-    def reduce(self, fn: Any, a: tuple[Tensor, Place], axes: Sequence[int], keepdims: bool = True) -> Any:
+    def map(self, fn: Any, *xs: tuple[Tensor, AxisPlace]) -> Any:
+        made, _ = super().map(fn, *[(t, None) for t, _ in xs])
+        return made, _aligned([(p, t.rank) for t, p in xs], [t for t, _ in xs], made)
+
+    def cast(self, a: tuple[Tensor, AxisPlace], dtype: str) -> Any:
+        made, _ = super().cast((a[0], None), dtype)
+        return made, a[1]
+
+    def contract(self, equation: str, a: tuple[Tensor, AxisPlace], b: tuple[Tensor, AxisPlace]) -> Any:
+        made, _ = super().contract(equation, (a[0], None), (b[0], None))
+        return made, _contracted(equation, (a[1], b[1]), (a[0], b[0]))
+
+    def reduce(self, fn: Any, a: tuple[Tensor, AxisPlace], axes: Sequence[int], keepdims: bool = True) -> Any:
         made, _ = super().reduce(fn, (a[0], None), axes, keepdims)
         return made, _kept(a[1], axes, keepdims)
 
-    def cumulate(self, fn: Any, a: tuple[Tensor, Place], axis: int) -> Any:
+    def cumulate(self, fn: Any, a: tuple[Tensor, AxisPlace], axis: int) -> Any:
         made, _ = super().cumulate(fn, (a[0], None), axis)
         return made, _kept(a[1], [axis], True)
 
-    def transpose(self, a: tuple[Tensor, Place], perm: Sequence[int]) -> Any:
+    def transpose(self, a: tuple[Tensor, AxisPlace], perm: Sequence[int]) -> Any:
         made, _ = super().transpose((a[0], None), perm)
         return made, None if a[1] is None else list(perm).index(a[1])
 
-    def reshape(self, a: tuple[Tensor, Place], shape: Sequence[Any]) -> Any:
+    def reshape(self, a: tuple[Tensor, AxisPlace], shape: Sequence[Any]) -> Any:
         made, _ = super().reshape((a[0], None), shape)
         if a[1] is None:
             return made, None
@@ -62,15 +68,15 @@ class AxisPlaces(Typed[Place]):
                 return made, place
         raise Unsupported("a reshape that merges an axis whose parts are apart")
 
-    def expand(self, a: tuple[Tensor, Place], shape: Sequence[Any]) -> Any:
+    def expand(self, a: tuple[Tensor, AxisPlace], shape: Sequence[Any]) -> Any:
         made, _ = super().expand((a[0], None), shape)
         return made, None if a[1] is None else a[1] + len(shape) - a[0].rank
 
-    def slice(self, a: tuple[Tensor, Place], axis: int, start: Any, stop: Any, step: int = 1) -> Any:
+    def slice(self, a: tuple[Tensor, AxisPlace], axis: int, start: Any, stop: Any, step: int = 1) -> Any:
         made, _ = super().slice((a[0], None), axis, start, stop, step)
         return made, _kept(a[1], [axis], True)
 
-    def concat(self, xs: Sequence[tuple[Tensor, Place]], axis: int) -> Any:
+    def concat(self, xs: Sequence[tuple[Tensor, AxisPlace]], axis: int) -> Any:
         made, _ = super().concat([(t, None) for t, _ in xs], axis)
         places = {p for _, p in xs}
         if len(places) > 1 or axis in places:
@@ -78,18 +84,20 @@ class AxisPlaces(Typed[Place]):
         return made, places.pop()
 
 
-def _kept(place: Place, axes: Sequence[int], keepdims: bool) -> Place:
+def _kept(place: AxisPlace, axes: Sequence[int], keepdims: bool) -> AxisPlace:
     if place in axes:
         raise Unsupported("a fold over an axis whose parts are apart")
     return place if place is None or keepdims else place - sum(axis < place for axis in axes)
 
 
-def _aligned(places: Sequence[tuple[Place, int]], operands: Sequence[Tensor], result: Tensor) -> Place:
+def _aligned(places: Sequence[tuple[AxisPlace, int]], operands: Sequence[Tensor], result: Tensor) -> AxisPlace:
     """The place in the result of a function of elements: operands are aligned at the right, and one
     without the axis has one element there."""
     found = {result.rank - rank + place for place, rank in places if place is not None}
     if len(found) > 1:
         raise Unsupported("an axis whose parts are apart, at two places")
+    if not found:
+        return None
     place = found.pop()
     for (own, rank), type in zip(places, operands, strict=True):
         inner = place - (result.rank - rank)
@@ -98,11 +106,13 @@ def _aligned(places: Sequence[tuple[Place, int]], operands: Sequence[Tensor], re
     return place
 
 
-def _contracted(equation: str, notes: Sequence[Place], operands: Sequence[Tensor]) -> Place:
+def _contracted(equation: str, notes: Sequence[AxisPlace], operands: Sequence[Tensor]) -> AxisPlace:
     left, right, result = contraction(equation, operands[0].rank, operands[1].rank)
     letters = {own[p] for own, p in zip((left, right), notes, strict=True) if p is not None}
     if len(letters) > 1 or not letters <= set(result):
         raise Unsupported("a product over an axis whose parts are apart")
+    if not letters:
+        return None
     letter = letters.pop()
     for own, place, type in zip((left, right), notes, operands, strict=True):
         if place is None and letter in own and (type.shape or ())[own.index(letter)] != 1:
@@ -110,7 +120,7 @@ def _contracted(equation: str, notes: Sequence[Place], operands: Sequence[Tensor
     return result.index(letter)
 
 
-def parallel_axes(body: Graph, states: int) -> Iterator[tuple[list[Place], list[Place]]]:
+def parallel_axes(body: Graph, states: int) -> Iterator[tuple[list[AxisPlace], list[AxisPlace]]]:
     """The axes of a step along which a loop's parts are apart: the place of each in every input of
     the body and in every output; all outputs, and all states at the same place as before, have it.
     """
@@ -126,7 +136,7 @@ def parallel_axes(body: Graph, states: int) -> Iterator[tuple[list[Place], list[
 
 def _places(
     body: Graph, states: int, order: Sequence[Node], values: dict[Node, Any], size: Any, trials: list[int], at: int = 0
-) -> tuple[list[Place], list[Place]] | None:
+) -> tuple[list[AxisPlace], list[AxisPlace]] | None:
     """Places of the axis in the other inputs, each tried where it is first read."""
     for i in range(at, len(order)):
         node = order[i]

@@ -207,8 +207,8 @@ class CppKernelFunction:
 
 
 def _parts(body: Graph, steps: Node) -> list[int]:
-    """Which result of a loop over steps each output of a body is. Raises Unsupported for a body
-    that computes anything else."""
+    """The numbers of the results of a loop over steps that the outputs of a body are. Raises
+    Unsupported for a body that computes anything else."""
     if any(o is not steps and (not is_part(o) or o.args[0] is not steps) for o in body.outputs):
         raise Unsupported("a body with a loop over steps that computes more, in C++")
     return [o.attr("index") if is_part(o) else 0 for o in body.outputs]

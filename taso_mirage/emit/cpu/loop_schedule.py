@@ -132,8 +132,8 @@ class LoopSchedule:
         """Compute every root; before them the values that are `kept` in buffers, where roots read
         them."""
         self._decide([*(value for value, _ in kept), *(value for value, _, _ in roots)])
-        for value, target in kept:
-            self.keep(value, target)
+        for value, place in kept:
+            self.keep(value, place)
         for value, target, update in roots:
             if target is None:
                 self.memory(value)

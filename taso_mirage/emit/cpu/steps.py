@@ -17,7 +17,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.operators.interpret import interpret_term
 
 
-class Stages(Protocol):
+class KernelStages(Protocol):
     """The function of a kernel that the steps are a part of."""
 
     lazy: LazyMeaning
@@ -29,7 +29,7 @@ class Stages(Protocol):
 
 
 def step_statements(
-    function: Stages,
+    function: KernelStages,
     node: Node,
     parts: Sequence[int],
     tiles: Mapping[Node, LoopValue],
@@ -89,7 +89,7 @@ def replaced(x: CppBuffer, name: str) -> CppBuffer:
     return CppBuffer(x.dtype, x.shape, name, x.strides)
 
 
-def _rooms(function: Stages, states: Iterable[CppBuffer], hint: str) -> list[CppBuffer]:
+def _rooms(function: KernelStages, states: Iterable[CppBuffer], hint: str) -> list[CppBuffer]:
     found = [function.memory.allocate(x, hint=hint) for x in states]
     function.used |= {room.name for room in found}
     return found
