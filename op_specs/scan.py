@@ -96,7 +96,7 @@ def _(node, opset):
 
 def _decaying():
     """s' = a s + x; the output is s' w."""
-    s, a, x, w = (variable(name, Tensor("float32", (3,))) for name in "saxw")
+    s, a, x, w = (variable(f"x{i}", Tensor("float32", (3,))) for i in range(4))
     new = add.term(mul.term(a, s), x)
     return Graph((s, a, x, w), (new, mul.term(new, w)))
 
