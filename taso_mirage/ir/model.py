@@ -139,8 +139,8 @@ def random_inputs(
     `sizes` fixes symbols. Inputs with a default have its value.
 
     With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that
-    `extreme` names are the least and the greatest of their type, -1 and 0. Those in `kept` are as
-    they are there.
+    `extreme` names are the least and the greatest of their type, -1 and 0, or the first and the
+    last row of a table. Those in `kept` are as they are there.
     """
     rng = np.random.default_rng(seed)
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
@@ -150,7 +150,7 @@ def random_inputs(
         if name in model.integers and name not in found and not wide and name not in extreme:
             found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
         elif name not in found:
-            array = random_array(node, rng, known, wide, name in extreme, model.rows.get(name, 2))
+            array = random_array(node, rng, known, wide, name in extreme, model.rows.get(name))
             array = np.exp(-np.abs(array)) if name in model.shares and array.dtype.kind == "f" else array
             found[name] = _with_rows_of(array, model.scales[name]) if name in model.scales else array
     return found
@@ -167,10 +167,10 @@ def random_array(
     sizes: Mapping[str, int],
     wide: bool = False,
     extreme: bool = False,
-    below: int = 2,
+    rows: int | None = None,
 ) -> NDArray[Any]:
-    """A random value of the type of `node`, integers `below` a number: an array, also where the
-    rank is 0."""
+    """A random value of the type of `node`, integers 0, 1 or those of `rows` of a table: an array,
+    also where the rank is 0."""
     if node.tensor.shape is None or node.dtype == "string":
         raise InvalidOption(
             f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use {option('inputs')}"
@@ -180,15 +180,17 @@ def random_array(
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
-        return _integers(dtype, shape, rng, wide, extreme, below)
+        return _integers(dtype, shape, rng, wide, extreme, rows)
     if prod(shape) <= DRAWN:
         return np.asarray(rng.normal(size=shape)).astype(dtype)
     return np.resize(rng.normal(size=DRAWN).astype(dtype), shape)
 
 
 def _integers(
-    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool, below: int
+    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool, rows: int | None
 ) -> NDArray[Any]:
+    if extreme and rows is not None:  # a row outside has no meaning, and the CUDA provider takes zeros for it
+        return np.asarray(rng.choice(np.array([0, rows - 1], dtype), shape))
     if extreme:
         signed = dtype.kind == "i"
         ends = np.iinfo(dtype)
@@ -196,7 +198,7 @@ def _integers(
     if wide:
         signs = rng.choice([-1, 1], shape) if dtype.kind == "i" else 1
         return np.asarray(rng.integers(1, 101, shape) * signs).astype(dtype)
-    return np.asarray(rng.integers(0, below, shape)).astype(dtype)
+    return np.asarray(rng.integers(0, 2 if rows is None else rows, shape)).astype(dtype)
 
 
 def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:

@@ -3,7 +3,7 @@ ranked, which of them is the fastest, and the kernel that runs in a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -58,6 +58,13 @@ class Backend(Protocol):
     def lanes(self) -> int:
         """How many lanes a region may have, which run beside each other; 1 where they would run one
         after the other."""
+
+    def predicted(
+        self, goal: Graph, found: Sequence[FoundMuGraph], measured: Sequence[MeasuredSizes] = ()
+    ) -> Callable[[], Record]:
+        """Begin to compile the muGraph that is predicted to be the fastest, beside others. The
+        returned function waits for the compiler and returns the choice, which is not tuned. Both
+        raise TasoMirageError where none can be run."""
 
     def fastest(
         self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()

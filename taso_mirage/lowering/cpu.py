@@ -4,24 +4,26 @@ travels with the model."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
 from taso_mirage.emit.cpp import SizeRange
-from taso_mirage.emit.cpu.native_kernel import build
+from taso_mirage.emit.cpu.native_kernel import FLAGS, build
 from taso_mirage.emit.cpu.native_tuner import tuned_native, tuned_ranges
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
 from taso_mirage.ir.terms import Graph
 from taso_mirage.lowering.backend import MeasuredSizes, Record
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.horizontal import FusedGoal, together
-from taso_mirage.runtime.compilation import library
+from taso_mirage.runtime.compilation import compile_kernels, library
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
+from taso_mirage.system.spending import Purpose, spent
 from taso_mirage.targets.cpu.target import CPU as TARGET
 
 SECONDS = 1.0
@@ -40,6 +42,34 @@ class CpuLowering:
 
     def __init__(self) -> None:
         self.key = TARGET.machine
+        self._compilers: ThreadPoolExecutor | None = None
+
+    def predicted(
+        self, goal: Graph, found: Sequence[FoundMuGraph], measured: Sequence[MeasuredSizes] = ()
+    ) -> Callable[[], Record]:
+        """The first muGraph with C++, compiled as in a model while others are searched."""
+        graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
+        record, source = self._first(graphs)
+        self._compilers = self._compilers or ThreadPoolExecutor(cores())
+        compiling = self._compilers.submit(compile_kernels, [source], FLAGS)
+
+        def compiled() -> Record:
+            with spent(Purpose.COMPILING):
+                compiling.result()
+            return record
+
+        return compiled
+
+    def _first(self, graphs: Sequence[Graph]) -> tuple[Record, str]:
+        """The choice of the first muGraph with C++, and that."""
+        problem = Unsupported("there is no muGraph to compile; raise the budget of the search")
+        for graph in graphs:
+            try:
+                record = {"mugraph": to_json(graph)}
+                return record, self.kernel(record).source
+            except Unsupported as error:
+                problem = error
+        raise problem
 
     def fastest(
         self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
@@ -81,7 +111,10 @@ class CpuLowering:
             library()
 
     def close(self) -> None:
-        """Nothing to end; no process was started."""
+        """End the compilers, but for those that run."""
+        if self._compilers is not None:
+            self._compilers.shutdown(wait=False, cancel_futures=True)
+            self._compilers = None
 
 
 def here() -> CpuLowering:

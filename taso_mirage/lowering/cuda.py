@@ -21,7 +21,7 @@ from taso_mirage.devices.cuda.device import SPECIALIZED, described, gpu
 from taso_mirage.devices.device import Device
 from taso_mirage.devices.machine import cores
 from taso_mirage.emit import compile_jobs, triton, tune
-from taso_mirage.emit.compile import CompiledKernel, compiled, load_source
+from taso_mirage.emit.compile import OVERLAPPING, CompiledKernel, compiled, load_source
 from taso_mirage.emit.gpu.buffers import kernel_terms
 from taso_mirage.emit.gpu.program import (
     TF32_PARTS,
@@ -64,6 +64,8 @@ BESIDE = 4
 """The number of other programs, the fastest by the model, that are tuned together with one with
 stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
 compiler a second."""
+FIRST = 4
+"""The number of muGraphs among which a predicted kernel is chosen."""
 LONGEST = 60.0
 """Seconds for compiling a region's kernels for one GPU."""
 
@@ -90,6 +92,31 @@ class CudaLowering:
         """The GPU measures while all cores search."""
         return cores()
 
+    def predicted(
+        self, goal: Graph, found: Sequence[FoundMuGraph], measured: Sequence[MeasuredSizes] = ()
+    ) -> Callable[[], Record]:
+        """The program of the muGraph that is the fastest by the model, and the simplest one of the
+        next muGraphs, with the schedules that the generator guesses. All compilers work at once;
+        the faster program whose results are right in float64 is chosen at the first of the measured
+        sizes."""
+        graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
+        known = _programs(graphs[:FIRST], self.device)
+        if not known:
+            raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
+        programs = [self._rounding(program) for _, program in known.values()]
+        programs = list(dict.fromkeys((programs[0], min(programs, key=tune.newness))))
+        sizes = measured[0] if measured else {}
+        overlaps = self.capability >= OVERLAPPING
+        jobs = [compile_jobs.job(tune.overlapped(each) if overlaps else each) for each in programs]
+        begun = {each["source"]: self.compiler(each) for each in jobs}
+
+        def chosen() -> Record:
+            at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes) if measured else goal
+            check = Float64Oracle(at, self.device.rounds)
+            return _record(known, self._tuned(programs, check, 0.0, sizes, lambda job: begun[job["source"]]))
+
+        return chosen
+
     def fastest(
         self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
     ) -> Record:
@@ -100,18 +127,14 @@ class CudaLowering:
         known = _programs(graphs, self.device)
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
-
-        def record(program: TritonProgram) -> dict[str, Any]:
-            schedules = [asdict(launch.schedule) for launch in program.launches]
-            return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
-
         programs = [self._rounding(program) for _, program in known.values()]
         if (read := GPU_GOALS.read(goal)) is not None and read.once:
             measured = measured[:1]
         if not measured:
-            return record(self._tuned(programs, Float64Oracle(goal, self.device.rounds), end))
+            return _record(known, self._tuned(programs, Float64Oracle(goal, self.device.rounds), end))
         best, before = self._ranges(programs, goal, graphs[0], measured, end)
-        return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
+        others = [_record(known, each) | {"most": most} for each, most in before]
+        return _record(known, best) | {"before": others}
 
     def _rounding(self, program: TritonProgram) -> TritonProgram:
         """The back end with rounded operands if that is permitted, which is always faster."""
@@ -142,12 +165,17 @@ class CudaLowering:
         return best[last], [(best[i], most) for i, most in before]
 
     def _tuned(
-        self, programs: Sequence[TritonProgram], check: Float64Oracle, end: float, sizes: MeasuredSizes | None = None
+        self,
+        programs: Sequence[TritonProgram],
+        check: Float64Oracle,
+        end: float,
+        sizes: MeasuredSizes | None = None,
+        compiler: compile_jobs.Compiler | None = None,
     ) -> TritonProgram:
         return tune.tuned_program(
             programs,
             device=self.device,
-            compiler=self.compiler,
+            compiler=compiler or self.compiler,
             check=check,
             late=lambda: time.monotonic() > end,
             sizes=sizes or {},
@@ -263,6 +291,12 @@ def _programs(graphs: Sequence[Graph], device: Device) -> dict[str, tuple[Graph,
                 known.setdefault(_functions(program), (graph, program))
     rounding = {key: pair for key, pair in known.items() if _rounds_always(pair[1])}
     return {**rounding, **dict(islice(known.items(), BESIDE + len(rounding)))} if rounding else known
+
+
+def _record(known: Mapping[str, tuple[Graph, TritonProgram]], program: TritonProgram) -> dict[str, Any]:
+    """The choice of a program of these."""
+    schedules = [asdict(launch.schedule) for launch in program.launches]
+    return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
 
 
 def _rounds_always(program: TritonProgram) -> bool:

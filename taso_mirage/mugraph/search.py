@@ -147,6 +147,7 @@ class Search:
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.closures: dict[str | None, Closure] = {}
+        self._ordered: list[TiledPlan] | None = None
         self.folded = not device.general
         if device.general and self.labelled.integers:
             raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
@@ -216,7 +217,10 @@ class Search:
         self, end: float = math.inf, progress: _Progress = lambda stage, done, total: None
     ) -> list[TiledPlan]:
         """Plans with sizes, the fastest by the model first (modified by `varied` and `with_forms`),
-        of the closures that are complete by the monotonic time `end`."""
+        of the closures that are complete by the monotonic time `end`. If all are, another call
+        returns the same list."""
+        if self._ordered is not None:
+            return self._ordered
         splits, kernels = self._splits(), self.options.max_kernels
         found = self._enumerated([None, *splits], range(1, (kernels or USUAL) + 1), end, progress)
         if not found and self.folded:
@@ -225,7 +229,11 @@ class Search:
         if kernels is None and self._far(found):
             found += self._enumerated([None, *splits], range(USUAL + 1, USUAL + 2), end, progress)
         ordered = varied(sorted(found, key=self.order))
-        return ordered if self.device.general else with_forms(ordered, lambda each: each.graphs(self.free) is not None)
+        if not self.device.general:
+            ordered = with_forms(ordered, lambda each: each.graphs(self.free) is not None)
+        if time.monotonic() < end:
+            self._ordered = ordered
+        return ordered
 
     def _enumerated(
         self, splits: Sequence[str | None], kernels: range, end: float, progress: _Progress

@@ -16,7 +16,7 @@ REST = 0.25
 """The share of a model's time that no kernel saves. All regions together save less than the whole
 time, even if the sum of their estimates is larger."""
 EACH = 5.0
-"""The assumed seconds of a region, if none was tuned yet."""
+"""The assumed seconds of a region, if none was tried yet."""
 
 RegionEstimate = tuple[tuple[str, ...], int, float]
 """A kind of regions: the operators, the places, and the seconds that it may save in all of them."""
@@ -56,7 +56,7 @@ def region_name(operators: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """The number of kinds of regions that were tuned, the approximate seconds for the others, and a
+    """The number of kinds of regions that were tried, the approximate seconds for the others, and a
     list of these, the largest gain first."""
 
     tuned: int
@@ -65,7 +65,7 @@ class Leftover:
     regions: tuple[LeftRegion, ...]
 
     def __str__(self) -> str:
-        done = f"{self.tuned} of {self.kinds} kinds of regions tuned"
+        done = f"{self.tuned} of {self.kinds} kinds of regions tried"
         named = [each for each in self.regions if each.gain >= LEAST][:SHOWN]
         if not named:
             return f"{done}; by estimate the others gain less than {LEAST - 1:.0%}"

@@ -222,7 +222,7 @@ def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.sampled(2)
 def test_the_model_has_the_weights_turned_and_each_once(layer: tuple[Result, Result]) -> None:
     _, found = layer
-    assert kernels(found) == 1, found.notes
+    assert kernels(found) == 2, found.notes
     held = stored(found)
     turned, sums = (
         dict.fromkeys([f"{kind}_w", f"{kind}_v"], shape) for kind, shape in (("turned", (N, K)), ("sums", (1, N)))

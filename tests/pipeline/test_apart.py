@@ -82,7 +82,7 @@ def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatc
 
     monkeypatch.setattr(stage.runtime, "open_in_child", opened)
     quick(monkeypatch, gain=0.9)
-    again = fused(replace(result, model=whole), Config(budget=20.0, seconds=0.0), "search")
+    again = fused(replace(result, model=whole), Config(budget=90.0, seconds=0.0), "search")
     assert seen[0]["packed_attention"] == 1
     assert len(seen) > 1
     assert not any(each["packed_attention"] for each in seen[1:])

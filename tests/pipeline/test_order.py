@@ -15,6 +15,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse.order import KERNEL, KernelOrder
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
 from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.fragments import RegionSite
 
 PLANTED = {"attention": 24e-5, **{f"odd {i}": 1e-6 + i * 1e-8 for i in range(60)}}
 """Seconds that kernels may save in all places: attention of 24 layers, and 60 odd regions."""
@@ -27,12 +28,16 @@ def kind(name: str) -> EqualRegions:
 
 
 KINDS = {name: kind(name) for name in PLANTED}
+NODES = {name: each.goal for name, each in KINDS.items()}
 NAMES = {each: name for name, each in KINDS.items()}
 
 
 def kernel(name: str, saved: float) -> RegionKernel:
     placed: Any = None
-    return RegionKernel((name,), (), {"name": name}, placed, saved)
+    goal = NODES[name]
+    return RegionKernel(
+        (name,), (RegionSite(goal.inputs, goal.outputs, ()),), {"name": name}, placed, saved, None, 1e-5
+    )
 
 
 @dataclass
@@ -41,7 +46,8 @@ class Planted:
     slower.
 
     A region takes `region` seconds, or those that it is given, and is `late` then; a trial takes
-    `trial`.
+    `trial`. The kernels that are `predicted` save a half of the possible seconds, and take one
+    second together.
     """
 
     budget: float
@@ -50,6 +56,7 @@ class Planted:
     late: float = 0.0
     bad: frozenset[str] = frozenset()
     once: bool = False
+    predicted: Sequence[str] = ()
     now: float = 0.0
     made: list[str] = field(default_factory=list)
     trials: list[list[str]] = field(default_factory=list)
@@ -57,6 +64,10 @@ class Planted:
 
     def left(self) -> float:
         return self.budget - self.now
+
+    def first(self) -> dict[EqualRegions, RegionKernel]:
+        self.now += 1.0 if self.predicted else 0.0
+        return {KINDS[name]: kernel(name, PLANTED[name] / 2) for name in self.predicted}
 
     def make(self, each: EqualRegions, seconds: float) -> Sequence[RegionKernel]:
         self.now += min(self.region, seconds) + self.late
@@ -69,12 +80,14 @@ class Planted:
         self.trials.append(names)
         if self.bad & {*names}:
             return False
-        self.model += names
+        self.model = [*(each for each in self.model if each not in names), *names]
         return True
 
     def run(self) -> Planted:
         possible = {KINDS[name]: gain for name, gain in reversed(PLANTED.items())}
-        KernelOrder(possible, (), self.make, self.place, lambda: self.trial, self.left, self.once).run(lambda: True)
+        KernelOrder(possible, (), self.first, self.make, self.place, lambda: self.trial, self.left, self.once).run(
+            lambda: True
+        )
         return self
 
     @property
@@ -134,7 +147,7 @@ def test_the_last_kind_gets_no_more_time_than_its_savings_deserve() -> None:
         given[NAMES[each]] = seconds
         return []
 
-    KernelOrder(savings, (), make, lambda kinds: False, lambda: 0.1, lambda: 60.0).run(lambda: True)
+    KernelOrder(savings, (), dict, make, lambda kinds: False, lambda: 0.1, lambda: 60.0).run(lambda: True)
     assert given["attention"] > 4 * KERNEL
     assert given["odd 1"] == KERNEL
 
@@ -158,3 +171,35 @@ def test_kernels_that_take_longer_than_they_are_given_are_tried_all_the_same() -
     planted = Planted(40.0, trial=3.0, region=11.0, late=4.0).run()
     assert len(planted.made) > 1
     assert sorted(planted.model) == sorted(planted.made)
+
+
+@pytest.mark.parametrize("budget", [5.0, 20.0, 60.0])
+def test_predicted_kernels_of_all_kinds_are_one_set_before_any_is_tuned(budget: float) -> None:
+    planted = Planted(budget, predicted=list(PLANTED)).run()
+    assert sorted(planted.trials[0]) == sorted(PLANTED)
+    assert sorted(planted.model) == sorted(PLANTED)
+    assert planted.now <= planted.budget
+    assert bool(planted.made) == (budget > 5.0)
+
+
+def test_a_tuned_kernel_takes_the_place_of_the_predicted_one() -> None:
+    """The tuned kernels are tried alone, against the model with the predicted kernels of all kinds."""
+    planted = Planted(20.0, predicted=list(PLANTED)).run()
+    assert planted.trials[1] == planted.made[: len(planted.trials[1])]
+    assert len(planted.model) == len({*planted.model}) == len(PLANTED)
+
+
+@pytest.mark.parametrize("bad", [{"odd 7"}, {"odd 7", "attention"}, {"odd 3", "odd 4", "odd 50"}])
+def test_of_a_refused_set_halves_are_tried(bad: set[str]) -> None:
+    """All predicted kernels but those that make the model slower end in it, without a trial for
+    each."""
+    planted = Planted(200.0, trial=2.0, bad=frozenset(bad), region=1e6, predicted=list(PLANTED)).run()
+    assert set(planted.model) >= PLANTED.keys() - bad - {*planted.made}
+    assert len(planted.trials) < len(PLANTED)
+    assert not bad & {*planted.model}
+
+
+def test_with_once_tuned_and_predicted_kernels_are_tried_together() -> None:
+    planted = Planted(40.0, trial=4.0, once=True, predicted=list(PLANTED)).run()
+    assert len(planted.made) > 2
+    assert [sorted(each) for each in planted.trials] == [sorted(PLANTED)]

@@ -23,7 +23,7 @@ def test_the_line() -> None:
     found = leftover([(ATTENTION, 12, 0.002), (NORM, 24, 0.001), (ADD, 1, 0.0005)], [0, 2], 0.007, 20.0)
     assert found is not None
     assert str(found) == (
-        '1 of 3 kinds of regions tuned; effort="thorough" or 40 s more would try: '
+        '1 of 3 kinds of regions tried; effort="thorough" or 40 s more would try: '
         "attention (12 places, up to 1.40 times), add relu (1 place, up to 1.08 times)"
     )
 
@@ -50,7 +50,7 @@ def test_nothing_is_said_where_all_were_tried() -> None:
 
 def test_small_gains_are_not_named_and_long_lists_are_cut() -> None:
     found = leftover([(ADD, 1, 1e-6), (NORM, 1, 2e-6)], [0, 1], 1.0, 0.0)
-    assert str(found) == "0 of 2 kinds of regions tuned; by estimate the others gain less than 1%"
+    assert str(found) == "0 of 2 kinds of regions tried; by estimate the others gain less than 1%"
     many = leftover([(("op",) * 9, 2, 0.1 - i / 1000) for i in range(6)], range(6), 1.0, 0.0)
     assert str(many).endswith("op op op op op ... (2 places, up to 1.11 times), and 3 more")
     assert many is not None
@@ -98,7 +98,7 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     left = Leftover(2, 9, 40.0, (LeftRegion(ATTENTION, 12, 1.4),))
     result = replace(before, left=left)
     summary.show(result, Path("m.onnx"), [])
-    assert 'left: 2 of 9 kinds of regions tuned; effort="thorough" or 40 s more' in " ".join(
+    assert 'left: 2 of 9 kinds of regions tried; effort="thorough" or 40 s more' in " ".join(
         capsys.readouterr().out.split()
     )
     told = result_data(result, Path("m.onnx"), [])["left"]

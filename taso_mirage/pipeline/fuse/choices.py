@@ -11,9 +11,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from taso_mirage.errors import TasoMirageError
@@ -103,7 +104,8 @@ def _digest(record: Record) -> str:
 
 
 CUT = "cut short at"
-"""The name in a choice's record for the seconds that it had, if they were not enough."""
+"""The name in a choice's record for the seconds that it had, if they were not enough: none, if it
+is predicted."""
 
 
 class KernelsEnded(Exception):
@@ -121,6 +123,7 @@ class KernelChoices:
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
         self._lanes: dict[tuple[Graph, bool], list[FusedGoal]] = {}
+        self._predicted: dict[SearchedGoal, Record] = {}
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
@@ -133,32 +136,80 @@ class KernelChoices:
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
-        goals = [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind)]
-        return [each for each in goals if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
+        return [each for each in self._goals(kind) if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
 
     def is_known(self, kind: EqualRegions) -> bool:
         """Whether the kernels of all lanes of a kind are on disk."""
         return not self.unknown(kind)
 
+    def predicted(self, kind: EqualRegions, share: float) -> Callable[[], tuple[Record, PlannedNode] | None]:
+        """Begin the kernel for a region that is predicted to be the fastest, or that was chosen
+        earlier. The returned function waits for the compiler. Raises TasoMirageError, as that
+        does."""
+        goals = self._goals(kind)
+        begun = {goal: self._begun(goal, share / len({*goals}), kind) for goal in dict.fromkeys(goals)}
+
+        def made() -> tuple[Record, PlannedNode] | None:
+            known = {goal: wait() for goal, wait in begun.items() if wait is not None}
+            return self._kernel(kind, [known[goal] for goal in goals if goal in known])
+
+        return made
+
+    def _begun(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Callable[[], Record] | None:
+        """A function that returns the choice of a lane: from the disk, else predicted."""
+        known = self.choices.record(*goal, kind.measured)
+        if known is not None:
+            return partial(dict, known)
+        if not self.searching or share <= 0 or self.searches is None:
+            return None
+        found = self.searches(goal[0], share, self._goes_on, goal[1], first=True)
+        if not found:
+            return None
+        wait = self.backend.predicted(goal[0], found, kind.sizes)
+
+        def kept() -> Record:
+            self._predicted[goal] = wait()
+            record = {**self._predicted[goal], CUT: 0.0}
+            self.choices.keep(record, *goal, kind.measured)
+            return record
+
+        return kept
+
+    def keep_predicted(self, kind: EqualRegions) -> None:
+        """Make the predicted kernel of a kind its choice on disk: no other one is clearly
+        faster."""
+        for goal in self._goals(kind):
+            known = self.choices.record(*goal, kind.measured) or {}
+            if goal in self._predicted and known.get(CUT) != 0.0:
+                cut = {CUT: known[CUT]} if CUT in known else {}
+                self.choices.keep({**self._predicted[goal], **cut}, *goal, kind.measured)
+
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
         """The fastest kernel for a region, made of those of its lanes; each lane gets its part of
         the time."""
-        parts = self.lanes(kind)
+        goals = self._goals(kind)
         for anew in (False, True):
-            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
-            known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
-            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
-            records = [choice[0] for choice in choices if choice is not None]
-            if len(records) < len(parts):
-                return None
+            known = {goal: self._choice(goal, share / len({*goals}), anew, kind) for goal in dict.fromkeys(goals)}
+            choices = [known[goal] for goal in goals]
             try:
-                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
-                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
-                return record, self.backend.kernel(record)
+                return self._kernel(kind, [choice[0] for choice in choices if choice is not None])
             except (ValueError, LookupError, TypeError, TasoMirageError):
                 if all(choice[1] for choice in choices if choice is not None):
                     raise
         return None  # the files are damaged, and nothing is searched
+
+    def _goals(self, kind: EqualRegions) -> list[SearchedGoal]:
+        """The goal of each lane of a kind, with the names of its sizes."""
+        return [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind)]
+
+    def _kernel(self, kind: EqualRegions, records: Sequence[Record]) -> tuple[Record, PlannedNode] | None:
+        """The kernel of a kind, made of the choices for its lanes; None if one has none."""
+        parts = self.lanes(kind)
+        if len(records) < len(parts):
+            return None
+        record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+        record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
+        return record, self.backend.kernel(record)
 
     def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
         """The fastest muGraph of one lane, and whether it was searched now. It is read from the

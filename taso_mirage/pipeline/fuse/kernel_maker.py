@@ -1,5 +1,6 @@
-"""The kernels of kinds of regions: for each kind, of the variant whose kernel is the fastest, if
-that is faster alone than the runtime's operators.
+"""The kernels of kinds of regions: first those that are predicted to be the fastest, of all kinds
+at once; then, for one kind after the other, those that are measured to be. Both are for regions on
+which they are faster alone than the runtime's operators.
 
 The kernel-level graph of a region may also contain the runtime's own products, as the kernel graphs
 of Mirage (OSDI'25, section 2) have operators of libraries: kernels are then made for the regions
@@ -11,9 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.lowering.backend import Backend
+from taso_mirage.lowering.backend import Backend, Record
 from taso_mirage.measure.target import Target
 from taso_mirage.pipeline.fuse import region_times
 from taso_mirage.pipeline.fuse.choices import KernelChoices, KernelsEnded
@@ -25,14 +28,36 @@ from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport, contained
 from taso_mirage.regions.free_regions import other_kind
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.workers import Workers
+
+SEARCHED = 1 / 2
+"""The share of the time within which the predicted kernels of all kinds are searched."""
+CLEAR = 0.05
+"""The share of the predicted kernel's time that another one has to save in addition: two
+measurements of one kernel differ by less, as a rule."""
+
+
+T = TypeVar("T")
+Chosen = tuple[Record, PlannedNode]
+"""A choice, and its kernel on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunKernel:
+    """The kernel of a variant of a kind that is being compiled, and the function that waits for
+    it."""
+
+    kind: EqualRegions
+    variant: RegionVariant
+    wait: Callable[[], Chosen | None]
 
 
 @dataclass(slots=True)
 class KernelMaker:
     """Makes the kernels of kinds of regions by choices among muGraphs, measured alone at the sizes
-    of a model; the load of the machine decides the `clock`. `made` are all kernels, `untried` the
-    kinds for which the time ended."""
+    of a model; the load of the machine decides the `clock`. `made` are all kernels, `predicted`
+    those of the first round, and `untried` the kinds for which the time ended."""
 
     kinds: Kinds
     choices: KernelChoices
@@ -42,6 +67,7 @@ class KernelMaker:
     clock: Callable[[], Target]
     report: ErrorReport
     made: list[RegionKernel] = field(default_factory=list)
+    predicted: dict[EqualRegions, RegionKernel] = field(default_factory=dict)
     untried: set[EqualRegions] = field(default_factory=set)
 
     def known(self) -> set[EqualRegions]:
@@ -61,34 +87,88 @@ class KernelMaker:
         seconds, device = self.time.budget.left() / 3, self.backend.device
         return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
 
+    def first(self, progress: Callable[[int], None]) -> dict[EqualRegions, RegionKernel]:
+        """The kernels that are predicted to be the fastest, of all kinds for which there is time:
+        all are searched and compiled, then measured one after the other. Kinds without one, and
+        those for which the time ended, are left out. `progress` is called with the number of kinds
+        that have begun."""
+        start, left = time.monotonic(), self.time.left() - self.time.trial
+        begun = list[_BegunKernel]()
+        for i, kind in enumerate(sorted(self.kinds.places, key=self._by_search)):
+            seconds = start + SEARCHED * left - time.monotonic()
+            if seconds <= 0 or self.time.budget.stop:
+                break
+            progress(i)
+            for variant in self._known_or_first(kind):
+                begun += self._contained(kind, variant, partial(self._begun, kind, variant, seconds))
+        begun.sort(key=lambda each: -self.kinds.possible[each.kind])
+        compiled = [(each, self._contained(each.kind, each.variant, each.wait)) for each in begun]
+        for each, choices in compiled:
+            if self.time.late() or self.time.budget.stop:
+                break
+            for choice in choices:
+                found = self._contained(each.kind, each.variant, partial(self._measured, each.variant, choice))
+                best = [*([self.predicted[each.kind]] if each.kind in self.predicted else []), *found]
+                self.predicted |= {each.kind: max(best, key=lambda kernel: kernel.saved)} if best else {}
+        return self.predicted
+
+    def _by_search(self, kind: EqualRegions) -> float:
+        """The order of searches: most possible savings for each second first, of which a search
+        takes about the square of the number of terms."""
+        return -self.kinds.possible[kind] / len([n for n in kind.goal if n.args]) ** 2
+
+    def _known_or_first(self, kind: EqualRegions) -> list[RegionVariant]:
+        """The variants of a kind whose kernels are on disk; else the kind as it is."""
+        variants, known = self.kinds.variants[kind], list[RegionVariant]()
+        for each in variants:
+            with contained(" ".join(each.operators), self.report):
+                known += [each] if self.choices.is_known(each.kind) else []
+        return known or list(variants[:1])
+
+    def _begun(self, kind: EqualRegions, variant: RegionVariant, seconds: float) -> _BegunKernel:
+        return _BegunKernel(kind, variant, self.choices.predicted(variant.kind, seconds))
+
     def fastest(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
         """The variant of a kind that saves most, with its kernel; the kernels of the regions around
-        its products, if these save more with the runtime's products. None if all are slower."""
-        end = time.monotonic() + seconds
+        its products, if these save more with the runtime's products. None if all are slower than
+        the operators, or not clearly faster than the predicted kernel."""
+        end, before = time.monotonic() + seconds, self.predicted.get(kind)
         found = self._kernels(kind, self.kinds.variants[kind], seconds)
         best = [max(found, key=lambda kernel: kernel.saved)] if found else []
-        around = self._around(kind, _saved(best))
+        around = self._around(kind, max(_saved(best), before.saved if before is not None else 0.0))
         others = self._kernels(kind, around, end - time.monotonic()) if around else []
-        return max(best, others, key=_saved)
+        best = max(best, others, key=_saved)
+        if before is None or not before.faster or _saved(best) > before.saved + CLEAR * before.seconds:
+            return best
+        self.choices.keep_predicted(kind)
+        self.made.append(before)  # the last kernel of a place counts
+        return []
 
     def _kernels(self, kind: EqualRegions, variants: Sequence[RegionVariant], seconds: float) -> list[RegionKernel]:
         """The kernels of variants that are faster than the operators."""
-        found = list[RegionKernel]()
+        share, found = seconds / max(len(variants), 1), list[RegionKernel]()
         for variant in variants:
-            try:
-                kernel = self._kernel(variant, seconds / len(variants))
-                found += [kernel] if kernel is not None else []
-            except KernelsEnded:
-                self.untried.add(kind)
-            except TasoMirageError:
-                continue  # it has no kernel: the operators stay
-            except Exception as error:
-                self.report(" ".join(variant.operators), error)
-        return found
+            found += self._contained(kind, variant, partial(self._kernel, variant, share))
+        return [each for each in found if each.faster]
+
+    def _contained(self, kind: EqualRegions, variant: RegionVariant, work: Callable[[], T | None]) -> list[T]:
+        """The result of work on a variant of a kind, if there is one; an error concerns it
+        alone."""
+        try:
+            found = work()
+        except KernelsEnded:
+            self.untried.add(kind)
+            return []
+        except TasoMirageError:
+            found = None  # it has no kernel: the operators stay
+        except Exception as error:
+            self.report(" ".join(variant.operators), error)
+            found = None
+        return [] if found is None else [found]
 
     def _around(self, kind: EqualRegions, saved: float) -> list[RegionVariant]:
         """The regions around the products of a kind, if they may save more than its own kernel."""
-        if kind in self.untried or self.time.late() or kind.goal in self.kinds.prepared:
+        if self.time.budget.stop or self.time.late() or kind.goal in self.kinds.prepared:
             return []
         sites = self.kinds.places[kind]
         found = around_libraries(self.kinds.model, sites, self.sizes, self.backend, self.report)
@@ -97,28 +177,34 @@ class KernelMaker:
         return found if possible > saved else []
 
     def _kernel(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
-        """The kernel of a variant, if it is faster than the operators."""
-        kind, sites = variant.kind, variant.sites
+        """The kernel of a variant that is chosen by measurement; None if it has none, or the
+        predicted one again."""
         try:
-            choice = self.choices.fastest(kind, seconds)
+            choice = self.choices.fastest(variant.kind, seconds)
         except TasoMirageError:
-            if kind.free is None:
+            if variant.kind.free is None:
                 raise
             choice = None
-        if choice is None:
-            return self._otherwise(variant, seconds)
+        if choice is not None and any(each.kernel == choice[1] for each in self.made if each.sites == variant.sites):
+            return None
+        made = None if choice is None else self._measured(variant, choice)
+        return self._otherwise(variant, seconds) if made is None else made
+
+    def _measured(self, variant: RegionVariant, choice: Chosen) -> RegionKernel | None:
+        """A kernel of a variant, measured alone; None if its sizes are free, and it is slower than
+        the operators at others."""
         self._check_time()
+        kind, sites = variant.kind, variant.sites
         made, opsets = self.kinds.prepared.get(kind.goal), self.kinds.model.opsets
         place = sites[0], choice[1], opsets, self.clock(), variant.several or made is not None
-        times = region_times.region_seconds(kind.whole, *place)
-        before, after = times or (1.0, 1.0)
-        worth = after < before * (1.0 if made is None else made.slack)
+        before, after = region_times.region_seconds(kind.whole, *place) or (1.0, 1.0)
+        count = len(sites)
+        kernel = RegionKernel(variant.operators, tuple(sites), *choice, (before - after) * count, made, after * count)
         self._check_time()
-        if kind.free is not None and region_times.slower_elsewhere(self.sizes, *place):
-            return self._otherwise(variant, seconds) if worth else None
-        saved = (before - after) * len(sites)
-        self.made.append(RegionKernel(variant.operators, tuple(sites), *choice, saved, made))
-        return self.made[-1] if worth else None
+        if kind.free is not None and kernel.faster and region_times.slower_elsewhere(self.sizes, *place):
+            return None
+        self.made.append(kernel)
+        return kernel
 
     def _otherwise(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:
         """A kernel of fixed sizes instead of one of free sizes, which is missing or slower."""

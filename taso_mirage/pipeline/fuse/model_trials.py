@@ -17,7 +17,7 @@ from taso_mirage.pipeline.fuse.comparisons import Comparisons
 from taso_mirage.pipeline.fuse.kinds import Kinds
 from taso_mirage.pipeline.fuse.neighbours import Neighbours, without
 from taso_mirage.pipeline.fuse.order import StageTime
-from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, pays, ship
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, pays, ship, without_places
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport
 from taso_mirage.report.result import PlacedKernels, Result
@@ -50,15 +50,17 @@ class ModelTrials:
     _last: tuple[list[RegionKernel], Model] | None = None
 
     def tries(self, trial: Sequence[RegionKernel]) -> bool:
-        """Whether the model is faster with these kernels as well; if so, they stay."""
+        """Whether the model is faster with these kernels as well, in place of others of the same
+        regions; if so, they stay."""
         if self.time.budget.stop or child().deadline.last() < self.time.trial:
             return False
         start, self.count = time.monotonic(), self.count + 1
         trial = self._ship(trial) if self.once else trial
         if self._session is None or self._session.target.plain != self.comparisons.clock().plain:
             self._session = self._beside()
-        if (tried := self._faster(self._session, self.kept, trial)) is not None:
-            self._session, self.kept = tried, [*self.kept, *trial]
+        rest = without_places(self.kept, trial)
+        if (tried := self._faster(self._session, rest, trial)) is not None:
+            self._session, self.kept = tried, [*rest, *trial]
         self.time.trial = time.monotonic() - start
         return tried is not None
 
@@ -109,7 +111,8 @@ class ModelTrials:
             self.report(" and ".join(" ".join(kernel.operators) for kernel in trial), error)
             return None
         gained = self.gained if last else 1.0
-        if not (pays(timing, trial) and timing.ratio >= gained):
+        saved = kernel_savings([*kept, *trial]) - (0.0 if last else kernel_savings(self.kept))
+        if not (pays(timing, saved) and timing.ratio >= gained):
             return None  # the session ends here, so that a large model is not in memory longer than necessary
         self._last, self.timing = ([*kept, *trial], model), timing if last else None
         stored = {x for kernel in trial for x in kernel.turned}

@@ -16,7 +16,7 @@ from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.mugraph.arranged import is_turned
 from taso_mirage.operators.work import size
-from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.batches import EqualRegions, region_members
 from taso_mirage.regions.contained import ErrorReport
 from taso_mirage.regions.fragments import RegionSite
 from taso_mirage.runtime.embed import EmbeddedRegion
@@ -26,7 +26,7 @@ from taso_mirage.runtime.plan import PlannedNode
 @dataclass(frozen=True, slots=True)
 class RegionKernel:
     """A kind of region with its kernel: the seconds that all its places save together, if nothing
-    else changes."""
+    else changes, and the seconds of the kernel in all of them."""
 
     operators: tuple[str, ...]
     sites: tuple[RegionSite, ...]
@@ -35,6 +35,13 @@ class RegionKernel:
     saved: float
     prepares: PreparedGoal | None = None
     """The region's goal, if its kernel is a form's (`forms.base.form`)."""
+    seconds: float = 0.0
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is measurably faster alone than the operators; one that prepares weights may
+        be slower, and gains by its neighbours."""
+        return self.seconds < (self.saved + self.seconds) * (1.0 if self.prepares is None else self.prepares.slack)
 
     @property
     def regions(self) -> list[EmbeddedRegion]:
@@ -55,24 +62,37 @@ def possible_seconds(kind: EqualRegions, places: int, made: PreparedGoal | None,
     return places * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
 
-def trials(worth: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
-    """The sets of kinds that are tried in the model. The first has those that prepare weights: no
-    layout is changed between two convolutions, so all together gain more than each alone. Then come
-    all kinds, as the gain of a product or two is small beside a CPU's noise; then each alone."""
-    together: dict[str, list[RegionKernel]] = {}
-    for kind in worth:
-        if kind.prepares is not None:
-            together.setdefault(kind.prepares.together, []).append(kind)
-    several = [*together.values(), worth] if together else []
-    return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]
+def refused_parts(refused: Sequence[RegionKernel]) -> list[Sequence[RegionKernel]]:
+    """The sets that are tried in the model once some kernels together are refused: those that
+    prepare weights alike, because no layout is changed between two of them; else the halves that
+    save more and less."""
+    groups: dict[str, list[RegionKernel]] = {}
+    for kernel in refused:
+        groups.setdefault("" if kernel.prepares is None else kernel.prepares.together, []).append(kernel)
+    if len(groups) > 1:
+        return sorted(groups.values(), key=lambda kernels: -sum(each.saved for each in kernels))
+    ordered = sorted(refused, key=lambda kernel: -kernel.saved)
+    middle = (len(ordered) + 1) // 2
+    return [ordered[:middle], ordered[middle:]] if len(ordered) > 1 else []
 
 
-def pays(timing: Timing, trial: Sequence[RegionKernel]) -> bool:
-    """Whether a model is faster with some kinds: by the verdict, or, without one, by their savings
-    alone, if the runs do not exclude that gain."""
-    left = timing.original - sum(kind.saved for kind in trial)
+def without_places(kernels: Sequence[RegionKernel], others: Sequence[RegionKernel]) -> list[RegionKernel]:
+    """The kernels whose places have no term of a place of others."""
+    taken = {n for each in others for site in each.sites for n in region_members(site)}
+    return [k for k in kernels if taken.isdisjoint([n for site in k.sites for n in region_members(site)])]
+
+
+def kernel_savings(kernels: Sequence[RegionKernel]) -> float:
+    """The seconds that kernels save alone; one that prepares weights may be slower alone."""
+    return max(sum(each.saved for each in kernels), 0.0)
+
+
+def pays(timing: Timing, saved: float) -> bool:
+    """Whether a model is faster with kernels that alone save so many seconds: by the verdict, or,
+    without one, if these seconds are enough, and the runs do not exclude it."""
+    left = timing.original - saved
     gain = timing.original / left if left > 0 else math.inf
-    return timing.faster or (timing.ratio >= 1 and GAIN <= gain <= timing.high)
+    return timing.faster or (timing.ratio >= 1 and min(gain, timing.high) >= GAIN)
 
 
 def rounding_nothing(kept: Sequence[RegionKernel], backend: Backend) -> list[RegionKernel] | None:

@@ -3,6 +3,8 @@ unless the CPU is measured meanwhile."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, replace
@@ -22,8 +24,9 @@ from taso_mirage.system.workers import Workers
 
 SearchedGoal = tuple[Graph, FreeSizes | None]
 """The goal of a search, and the names of its sizes where its kernels read them at run time."""
-BEST = 24
-"""The number of muGraphs of a region that are compiled and run."""
+BEST, FIRST = 24, 2
+"""The number of muGraphs of a region that are compiled and run; and of those of which the first one
+with a program is compiled before any is run."""
 LATE = 30.0
 """Seconds beyond its share after which a search is ended without a result; it ends by itself only
 between two candidates."""
@@ -63,6 +66,7 @@ class Searches:
             self.workers = Workers(f"{__name__}:{search_goal.__name__}", count, seconds + LATE)
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[SearchedGoal, Future[Any]] = {}
+        self.begun: dict[SearchedGoal, Search] = {}
         if self.workers is None:
             return
         for goal, free in goals:
@@ -70,19 +74,29 @@ class Searches:
             self.futures[goal, free] = self.workers(said | {"goal": to_json(goal), "free": names})
 
     def __call__(
-        self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None], free: FreeSizes | None = None
+        self,
+        goal: Graph,
+        seconds: float,
+        progress: Callable[[str, int, int], None],
+        free: FreeSizes | None = None,
+        first: bool = False,
     ) -> list[FoundMuGraph]:
         """The BEST muGraphs for a goal; if the search starts only now, it takes about so many
-        seconds."""
+        seconds. Only the `first` ones, or more, if they are there within the seconds, else none."""
         if (made := self.prepared.get(goal)) is not None:
             found = made.mugraphs(goal, self.device)
             return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]
         future = self.futures.get((goal, free))
         if future is None:
-            return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
+            search = self.begun.get((goal, free)) or Search(goal, SearchOptions(), self.device, 0, free)
+            self.begun[goal, free] = search
+            return search.run(FIRST if first else BEST, seconds, progress)
+        end = time.monotonic() + seconds if first else math.inf
         with spent(Purpose.WAITING):
             while not wait([future], ASKED).done:
                 progress("search", 0, 0)
+                if time.monotonic() > end:
+                    return []
         answer = future.result() or ()
         if isinstance(answer, str):
             raise RuntimeError(f"in a process that searches: {answer}")

@@ -13,7 +13,7 @@ example.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -120,6 +120,7 @@ class _Stage:
             self.order = KernelOrder(
                 self.kinds.possible,
                 maker.known(),
+                self._first,
                 self._makes,
                 self._tries,
                 lambda: self.time.trial,
@@ -147,8 +148,11 @@ class _Stage:
             return self._check(model)
         return self.result.noted(*self.notes)
 
+    def _first(self) -> Mapping[EqualRegions, RegionKernel]:
+        return self.maker.first(lambda done: self.progress("kernels", done, len(self.kinds.places)))
+
     def _makes(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
-        self.progress("kernels", self._done() - 1, len(self.kinds.places))
+        self.progress("kernels", self._done(), len(self.kinds.places))
         return self.maker.fastest(kind, seconds)
 
     def _tries(self, trial: Sequence[RegionKernel]) -> bool:
@@ -157,11 +161,15 @@ class _Stage:
 
     def _done(self) -> int:
         """The number of kinds that do not wait for a kernel any more."""
-        return len(self.kinds.places) - len(self.order.waiting)
+        return len(self.kinds.places) - len(self._waiting())
+
+    def _waiting(self) -> set[EqualRegions]:
+        """The kinds for which there was no time."""
+        return {*self.maker.untried, *self.order.waiting} - self.maker.predicted.keys()
 
     def _note_end(self) -> None:
         """Note that the time ended before all kernels were made and tried."""
-        done, count = self._done() - len(self.maker.untried), len(self.kinds.places)
+        done, count = self._done(), len(self.kinds.places)
         if done < count and not self.time.budget.stop:
             self.ended = f"the time was over after {done} of {count} kinds of regions"
         if self.order.made and not self.trials.count and not self.time.budget.stop:
@@ -169,7 +177,7 @@ class _Stage:
 
     def _left(self, spent: float) -> Leftover | None:
         """The kinds of regions for which there was no time."""
-        kinds, waiting = self.kinds, {*self.maker.untried, *self.order.waiting}
+        kinds, waiting = self.kinds, self._waiting()
         estimates = [
             (kinds.variants[k][0].operators, len(sites), kinds.possible[k]) for k, sites in kinds.places.items()
         ]
