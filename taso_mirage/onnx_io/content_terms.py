@@ -78,14 +78,8 @@ class Opened:
         other operands. What is equal for all values of these is equal in every step, and so are
         the states, by induction: they begin as equal ones."""
         body: Graph = term.attr("body")
-        states, end = term.attr("states"), term.attr("states") + term.attr("sequences")
-        depth = len(self.path) + 1
-        step = variable(f"step of a loop at depth {depth}", Tensor("int64", ()))
-        before = [
-            variable(f"state {i} of a loop at depth {depth}", x.tensor) for i, x in enumerate(body.inputs[:states])
-        ]
-        elements = [get("gather").term(x, step, axis=0) for x in args[states:end]]
-        outputs = substitute(body.outputs, dict(zip(body.inputs, (*before, *elements, *args[end:]), strict=True)))
+        states = term.attr("states")
+        outputs = substitute(body.outputs, dict(zip(body.inputs, step_leaves(term, args)[1], strict=True)))
         said = f"{args[states].shape[0]} steps{' from the last one' * term.attr('backward')}, {states} states"
         content = NodeContent("a loop", said, (("body", len(outputs)),))
         return Node("opaque", (*args[:states], *outputs), (("call", content),), term.type)
@@ -137,6 +131,16 @@ class Opened:
             formal = variable(f"input {i} of a body at depth {len(path)}", leaf.tensor)
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
         return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
+
+
+def step_leaves(loop: Node, args: Sequence[Node]) -> tuple[Node, tuple[Node, ...]]:
+    """A variable for the place of a step in its sequences, and the terms that the inputs of a
+    loop's body stand for: variables for states, elements of the sequences at that place, and the
+    other operands. A body has no loop, so no two loops need different names."""
+    states, end = loop.attr("states"), loop.attr("states") + loop.attr("sequences")
+    step = variable("step of a loop", Tensor("int64", ()))
+    before = [variable(f"state {i} of a loop", x.tensor) for i, x in enumerate(args[:states])]
+    return step, (*before, *(get("gather").term(x, step, axis=0) for x in args[states:end]), *args[end:])
 
 
 def _as(outer: Node, leaf: Node) -> Node:
