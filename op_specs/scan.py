@@ -3,23 +3,25 @@
 import numpy as np
 
 from op_specs.arithmetic import add, mul
+from op_specs.gather import gather
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import ABSENT, Graph, Literal, Tensor, numpy_dtype, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Tensor, constant, numpy_dtype, substitute, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import Call, op
+from taso_mirage.operators.ops import Call, extents, op
 
 
 @op(onnx="Scan", since=9, lowering=Lowering.STEPS)
-def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int = 0):
+def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int = 0, counted: int = 0):
     """states, then sequences, then tensors that every step reads -> the states after the last step,
     then each further output of the body for all steps, side by side along a new first axis; a
     tuple unless there is one.
 
     `body`: a step, a function of the states, one element of each sequence along its first axis,
     and the other tensors. `states`, `sequences`: how many there are. `backward`: 1 where the last
-    element is the first step's; the outputs of a step stand at its element's place.
+    element is the first step's; the outputs of a step stand at its element's place. `counted`: 1
+    where ONNX has the term as a Loop, which may have no steps.
     """
     carried = list(operands[:states])
     given, others = operands[states : states + sequences], operands[states + sequences :]
@@ -85,6 +87,8 @@ def _(call):
 @scan.exporter
 def _(node, opset):
     """The operands that a step reads whole are captured by its body."""
+    if node.attr("counted"):
+        return _counted(node, opset)
     count = node.attr("sequences")
     attrs = {"body": node.attr("body"), "num_scan_inputs": count}
     if node.attr("backward"):
@@ -94,6 +98,21 @@ def _(node, opset):
     return Call("Scan", node.args[: node.attr("states") + count], attrs, opset)
 
 
+def _counted(node, opset):
+    """A Loop over the places of the sequences, which its body captures."""
+    states, end, body = node.attr("states"), node.attr("states") + node.attr("sequences"), node.attr("body")
+    place, goes_on = variable("place", Tensor("int64", ())), variable("goes on", Tensor("bool", ()))
+    sequences = [variable(f"sequence {i}", x.tensor) for i, x in enumerate(node.args[states:end])]
+    elements = [gather.term(x, place, axis=0) for x in sequences]
+    made = substitute(body.outputs, dict(zip(body.inputs[states:end], elements, strict=True)))
+    step = Graph(
+        (place, goes_on, *body.inputs[:states], *sequences, *body.inputs[end:]),
+        (goes_on, *made),
+    )
+    count = extents(node.args[states].shape[:1], scalar=True)
+    return Call("Loop", (count, constant(True), *node.args[:states]), {"body": step}, opset)
+
+
 def _decaying():
     """s' = a s + x; the output is s' w."""
     s, a, x, w = (variable(f"x{i}", Tensor("float32", (3,))) for i in range(4))
@@ -101,7 +120,7 @@ def _decaying():
     return Graph((s, a, x, w), (new, mul.term(new, w)))
 
 
-for backward in (0, 1):
+for backward, counted in ((0, 0), (1, 0), (0, 1)):
     scan.example(
         "float32[3]",
         "float32[4,3]",
@@ -111,4 +130,5 @@ for backward in (0, 1):
         states=1,
         sequences=2,
         backward=backward,
+        counted=counted,
     )

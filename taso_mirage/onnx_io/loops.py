@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, variable, weight
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    Tensor,
+    constant,
+    is_constant,
+    is_named_weight,
+    substitute,
+    topological,
+    variable,
+    weight,
+)
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies, kind_of, scan_axes
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import known_elements, term, traits
 
 SINCE = 9
 """The opset from which on a Scan has no batch of its own."""
@@ -43,20 +56,20 @@ def with_scans(model: Model) -> Model:
 
 
 def as_scan(model: Model, node: Node) -> ReadLoop | None:
-    """The term that computes a Scan of a model; None for other nodes, and for a Scan that has no
-    such term: a body with operators that have no definition, or with sizes that only a run knows,
-    sequences along other axes than the first, steps in both directions."""
-    if not has_bodies(node) or kind_of(node) != "Scan" or model.opset < SINCE:
+    """The term that computes a Scan or a Loop of a model; None for other nodes, and for a loop that
+    has no such term: a body with operators that have no definition, or with sizes that only a run
+    knows; a Scan along other axes than the first, or with steps in both directions; a Loop with a
+    condition, or whose counter does more than choose the elements of sequences of its length."""
+    if not has_bodies(node) or kind_of(node) == "If" or model.opset < SINCE:
         return None
-    backward = _direction(node)
     body = next(bodies_of(model, node), None)
-    if backward is None or body is None or not _is_computed(body):
+    if body is None or any(n.op == "opaque" for n in body.model.nodes()):
         return None
     try:
-        made = _term(model, node, body, backward)
+        made = (_of_scan if kind_of(node) == "Scan" else _of_loop)(model, node, body)
     except (IllTyped, Undecidable, Unsupported):
         return None
-    return made if made.term.type == node.type else None
+    return made if made is not None and made.term.type == node.type and _has_sizes(made.term.attr("body")) else None
 
 
 def _direction(node: Node) -> int | None:
@@ -78,49 +91,106 @@ def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
     return [0] * count if attribute is None else [int(n) for n in attribute.as_ints()]
 
 
-def _is_computed(body: Body) -> bool:
-    """Whether all terms of a body have definitions and known sizes."""
-    return all(
-        node.op != "opaque"
-        and all(isinstance(n, int) for t in _tensors(node) for n in t.shape or (None,) * (t.shape is None))
-        for node in body.model.nodes()
-        if node is not ABSENT
-    )
+def _has_sizes(body: Graph) -> bool:
+    """Whether all terms of a body have known sizes."""
+    types = [t for n in body if n is not ABSENT for t in _tensors(n)]
+    return all(t.shape is not None and all(isinstance(n, int) for n in t.shape) for t in types)
 
 
 def _tensors(node: Node) -> tuple[Tensor, ...]:
     return node.type if isinstance(node.type, tuple) else (node.tensor,)
 
 
-def _term(model: Model, node: Node, body: Body, backward: int) -> ReadLoop:
+def _of_scan(model: Model, node: Node, body: Body) -> ReadLoop | None:
     call: OpaqueCall = node.attr("call")
+    backward = _direction(node)
     count = int(call.node.attributes["num_scan_inputs"].as_int())
     operands = node.args[: len(call.node.inputs)]
-    if ABSENT in operands:
-        raise Unsupported("a Scan without an operand")
+    if backward is None or ABSENT in operands:
+        return None
     formal = body.model.graph.inputs[: len(body.formal)]
-    leaves, weights = dict[Node, Node](), dict[str, Weight]()
-    for leaf in body.model.graph.inputs[len(body.formal) :]:
-        leaves[leaf] = body.captured[leaf.attr("name")]
-    for leaf in (n for n in body.model.nodes() if n.op == "weight"):
+    outer, weights = _captured(model, body)
+    states = len(operands) - count
+    leaves = dict(zip(formal, operands, strict=True))
+    return _read(_Step(leaves, outer, body.model.graph.outputs, states, backward), weights)
+
+
+def _of_loop(model: Model, node: Node, body: Body) -> ReadLoop | None:
+    call: OpaqueCall = node.attr("call")
+    trips, condition, *states = node.args[: len(call.node.inputs)]
+    known = None if trips is ABSENT else known_elements(trips)
+    counter, goes_on, *formal = body.model.graph.inputs[: len(body.formal)]
+    first, *outputs = body.model.graph.outputs
+    if known is None or not (condition is ABSENT or _is_true(condition)) or not (first is goes_on or _is_true(first)):
+        return None
+    outer, weights = _captured(model, body)
+    rest = substitute(outputs, {goes_on: constant(True)})
+    elements = {
+        n: (outer[n.args[0]], n.attr("axis"))
+        for n in topological(rest)
+        if traits(n).lowering is Lowering.GATHER and n.args[1] is counter and n.args[0] in outer
+    }
+    if any(x.shape[axis] != known[0] for x, axis in elements.values()):
+        return None
+    leaves = {n: variable(f"element {i}", n.tensor) for i, n in enumerate(elements)}
+    rest = substitute(rest, leaves)
+    if not leaves or counter in topological(rest):
+        return None
+    sequences = {leaves[n]: _along(*each) for n, each in elements.items()}
+    given = {**dict(zip(formal, states, strict=True)), **sequences}
+    return _read(_Step(given, outer, rest, len(states), 0, 1), weights)
+
+
+def _is_true(node: Node) -> bool:
+    return is_constant(node) and bool(node.attr("value").numpy().all())
+
+
+def _along(x: Node, axis: int) -> Node:
+    """A sequence whose elements lie along its first axis."""
+    others = [i for i in range(len(x.shape)) if i != axis]
+    return x if axis == 0 else term("transpose", x, perm=(axis, *others))
+
+
+def _captured(model: Model, body: Body) -> tuple[dict[Node, Node], dict[str, Weight]]:
+    """The outer terms of the values that a body captures, and of its own weights, and those."""
+    outer = {leaf: body.captured[leaf.attr("name")] for leaf in body.model.graph.inputs[len(body.formal) :]}
+    weights: dict[str, Weight] = {}
+    for leaf in (n for n in body.model.nodes() if is_named_weight(n)):
         name = leaf.attr("name")
-        outer = body.captured.get(name)
-        if outer is None:
-            own = _free_name(model, name)
-            weights[own] = body.model.weights[name]
-            outer = weight(own, leaf.tensor)
-        leaves[leaf] = outer
-    leaves = {leaf: outer for leaf, outer in leaves.items() if leaf in set(body.model.nodes())}
-    inputs = [variable(f"x{i}", leaf.tensor) for i, leaf in enumerate((*formal, *leaves))]
-    outputs = substitute(body.model.graph.outputs, dict(zip((*formal, *leaves), inputs, strict=True)))
+        if name in body.captured:
+            outer[leaf] = body.captured[name]
+            continue
+        own = _free_name(model, name)
+        weights[own] = body.model.weights[name]
+        outer[leaf] = weight(own, leaf.tensor)
+    return outer, weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A body over leaves: the operands of the states and of the sequences by theirs, the outer
+    terms of the others, and the outputs."""
+
+    given: Mapping[Node, Node]
+    outer: Mapping[Node, Node]
+    outputs: Sequence[Node]
+    states: int
+    backward: int
+    counted: int = 0
+
+
+def _read(step: _Step, weights: Mapping[str, Weight]) -> ReadLoop:
+    used = set(topological(step.outputs))
+    leaves = {**step.given, **{leaf: outer for leaf, outer in step.outer.items() if leaf in used}}
+    inputs = {leaf: variable(f"x{i}", leaf.tensor) for i, leaf in enumerate(leaves)}
     made = term(
         "scan",
-        *operands,
         *leaves.values(),
-        body=Graph(tuple(inputs), outputs),
-        states=len(operands) - count,
-        sequences=count,
-        backward=backward,
+        body=Graph(tuple(inputs.values()), substitute(step.outputs, inputs)),
+        states=step.states,
+        sequences=len(step.given) - step.states,
+        backward=step.backward,
+        counted=step.counted,
     )
     return ReadLoop(made, weights)
 

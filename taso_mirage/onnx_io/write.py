@@ -244,9 +244,11 @@ class _Writer:
             self._require(arg)
         names = self._output_names(node)
         types = node.type if isinstance(node.type, tuple) else (node.tensor,)
-        captured = node.args[len(call.args) :]
         attrs = {
-            k: self._body(v, captured) if isinstance(v, Graph) else _onnx_attribute(v) for k, v in call.attrs.items()
+            k: self._body(v, node.args[len(node.args) + len(call.args) - len(v.inputs) :])
+            if isinstance(v, Graph)
+            else _onnx_attribute(v)
+            for k, v in call.attrs.items()
         }
         for i in call.blank:
             names.insert(i, "")

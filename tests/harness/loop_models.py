@@ -59,6 +59,31 @@ SHIFTED = """
 """A shift register, whose states change places, with a maximum of each row."""
 
 
+COUNTED = """
+    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[2, {t}, {n}] Z, float[{n}, {n}] W)
+            => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
+        zero = Constant<value = int64 {{0}}>() \n yes = Constant<value = bool {{1}}>()
+        shape = Shape(X) \n trips = Gather(shape, zero)
+        h, Y = Loop(trips, yes, h0) <body = step (int64 i, bool c, float[2, {n}] s)
+                => (bool c2, float[2, {n}] s2, float[2, {n}] y) {{
+            {counter}
+            c2 = {goes_on}
+            x = Gather(X, j) \n z = Gather<axis = 1>(Z, i) \n p = MatMul(x, W) \n q = Tanh(p)
+            a = Mul(z, s) \n s2 = Add(a, q) \n y = Mul(s2, z)
+        }}>
+    }}
+"""
+"""A Loop whose counter chooses elements of two sequences, along different axes."""
+
+
+def counted(
+    t: int | str = 4, n: int = 32, counter: str = "j = Identity(i)", goes_on: str = "Identity(c)"
+) -> onnx.ModelProto:
+    """The Loop; `counter`: the nodes that compute the place `j` in X, `goes_on`: the call that says
+    whether it continues."""
+    return parse(COUNTED.format(t=t, n=n, counter=counter, goes_on=goes_on))
+
+
 def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16) -> onnx.ModelProto:
     """The gated delta rule: `h` heads, keys of `k` elements, values of `v`."""
     return parse(GATED_DELTA.format(t=t, h=h, k=k, v=v))

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import floats, parse
-from loop_models import BACKWARD, as_terms, gated, gated_delta, recurrent, shifted
+from loop_models import BACKWARD, as_terms, counted, gated, gated_delta, recurrent, shifted
 from onnx_texts import run
 
 from taso_mirage.ir.model import random_inputs
@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "backward": lambda: gated(more=BACKWARD),
     "recurrent": recurrent,
     "shifted": shifted,
+    "counted": counted,
 }
 
 
@@ -56,7 +57,36 @@ def test_the_number_of_steps_may_be_known_in_a_run_only() -> None:
             assert a.tobytes() == b.tobytes()
 
 
+def test_a_loop_may_have_no_steps() -> None:
+    before = counted("t")
+    model = as_terms(before)
+    assert "opaque" not in {n.op for n in model.nodes()}
+    after = onnx.load_from_string(serialize(model))
+    for t in (0, 1, 5):
+        feed = {"h0": floats(2, 32), "X": floats(t, 2, 32), "Z": floats(2, t, 32), "W": floats(32, 32)}
+        for a, b in zip(run(before, **feed), run(after, **feed), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
 REFUSED = {
+    "a place one step later": counted(counter="o = Constant<value = int64 {1}>() \n k = Sub(i, o) \n j = Add(k, o)"),
+    "a condition": counted(goes_on="Not(c)"),
+    "a sequence that is longer": parse("""
+        g (float[2] s0, float[5, 2] x) => (float[2] s) {
+            trips = Constant<value = int64 {4}>() \n yes = Constant<value = bool {1}>()
+            s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
+                c2 = Identity(c) \n e = Gather(x, i) \n a1 = Mul(a, e) \n a2 = Add(a1, e)
+            }>
+        }
+    """),
+    "trips that only a run knows": parse("""
+        g (float[2] s0, float[5, 2] x, int64 trips) => (float[2] s) {
+            yes = Constant<value = bool {1}>()
+            s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
+                c2 = Identity(c) \n e = Gather(x, i) \n a1 = Mul(a, e) \n a2 = Add(a1, e)
+            }>
+        }
+    """),
     "both directions": gated(more=", scan_input_directions = [1, 0]"),
     "another axis": parse("""
         g (float[2] s0, float[2, t] x) => (float[2] s) {

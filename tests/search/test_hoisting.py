@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import floats, optimized, parse
-from loop_models import BACKWARD, gated, gated_delta, loop, recurrent, shifted
+from loop_models import BACKWARD, counted, gated, gated_delta, loop, recurrent, shifted
 from onnx_texts import run
 
 from taso_mirage.certificates.follow import follow
@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], set[str]]] = {
     "gated": (gated, {"mul", "add"}),
     "any length": (partial(gated, "t"), {"mul", "add"}),
     "backward": (partial(gated, more=BACKWARD), {"mul", "add"}),
+    "counted": (counted, {"mul", "add"}),
     "gated delta": (gated_delta, {"mul", "add", "sub", "matmul", "unsqueeze", "squeeze"}),
 }
 """Models, and the operators that stay in their loops."""
