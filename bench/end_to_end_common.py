@@ -137,7 +137,7 @@ def stages(
     backend = None
     if not config.target.on_cores:
         with suppress(TasoMirageError):  # the kernels' stage says why there is none
-            backend = here(config.target.name)
+            backend = here(config.target)
             backend.start()
     wrong: list[str] = []
     with nullcontext() if backend is None else closing(backend):

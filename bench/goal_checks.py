@@ -34,6 +34,7 @@ from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.found import FoundMuGraph  # noqa: E402
 from taso_mirage.mugraph.horizontal import fused_goals  # noqa: E402
 from taso_mirage.mugraph.moved_goal import core_labels, labelled_goal  # noqa: E402
+from taso_mirage.mugraph.refusals import results  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
 from taso_mirage.mugraph.stored_goal import stored_goal  # noqa: E402
 from taso_mirage.operators.interpret import interpret  # noqa: E402
@@ -124,7 +125,7 @@ def searched(job: Mapping[str, Any]) -> Found:
         else superoptimize(goal, best=1, budget=job["budget"], device=device)
     )
     if not found:
-        return {"problem": "no muGraph was verified within the budget"}
+        return {"problem": f"{results(goal)}: no muGraph was verified within the budget"}
     graph = found[0].graph
     shown = [{"grid": list(n.attr("grid")), "loop": n.attr("loop")} for n in kernels(graph.outputs) if n.op == "kernel"]
     return {"graph": to_json(graph), "proved": found[0].evidence.tests > 0, "kernels": shown}

@@ -98,11 +98,33 @@ def chosen_experts(tokens: int = 4, experts: int = 8, width: int = 256, hidden: 
     return goal(silu(term("matmul", x, term("gather", w, leaf("chosen", tokens, dtype="int64"), axis=0))))
 
 
+def routed_experts(tokens: int = 16, experts: int = 8, width: int = 128, hidden: int = 256) -> Graph:
+    """Gated experts, all of them for every token, by shares, which a router leaves zero but for a
+    few."""
+    x, shares = leaf("x", tokens, width), leaf("shares", tokens, experts)
+    gate, up = (term("matmul", x, leaf(name, experts, width, hidden)) for name in ("gate", "up"))
+    y = term("matmul", term("mul", silu(gate), up), leaf("down", experts, hidden, width))
+    each = term("unsqueeze", term("transpose", shares, perm=(1, 0)), axes=(2,))
+    return goal(term("reduce_sum", term("mul", y, each), axes=(0,), keepdims=0))
+
+
 def cache_append(heads: int = 8, past: int = 511, width: int = 64) -> Graph:
     q = leaf("q", 1, heads, 1, width)
     pasts = leaf("past_keys", 1, heads, past, width), leaf("past_values", 1, heads, past, width)
     news = leaf("new_keys", 1, heads, 1, width), leaf("new_values", 1, heads, 1, width)
     return goal(attended(q, *(term("concat", old, new, axis=2) for old, new in zip(pasts, news, strict=True))))
+
+
+def paged_attention(
+    batch: int = 2, heads: int = 8, pages: int = 64, blocks: int = 16, page: int = 16, width: int = 64
+) -> Graph:
+    """A step of attention to a cache of pages, which a table of a run chooses for each sequence."""
+    table, keys = leaf("table", batch, blocks, dtype="int64"), blocks * page
+    found = [term("gather", leaf(name, pages, page, heads, width), table, axis=0) for name in ("keys", "values")]
+    k, v = (term("transpose", term("reshape", x, shape=(batch, keys, heads, width)), perm=(0, 2, 1, 3)) for x in found)
+    scores = term("matmul", leaf("q", batch, heads, 1, width), term("transpose", k, perm=(0, 1, 3, 2)))
+    masked = term("add", term("mul", scores, number(width**-0.5)), leaf("mask", batch, 1, 1, keys))
+    return goal(term("matmul", term("softmax", masked, axis=3), v))
 
 
 def cross_attention(heads: int = 8, rows: int = 1, keys: int = 1500, width: int = 64) -> Graph:
@@ -211,6 +233,26 @@ def projected_cache(heads: int = 8, past: int = 127, width: int = 64) -> Graph:
     return goal(term("concat", leaf("past", 1, heads, past, width), new, axis=2))
 
 
+def row_of_cache(heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    """A cache in which the projected and rotated key is the row at the position of a run, as
+    PyTorch's index_copy is exported."""
+    made = product("k", 1, heads * width, heads * width)
+    new = rotated(term("reshape", made, shape=(1, 1, heads, width)), leaf("cos", 1, width), leaf("sin", 1, width))
+    turned = term("transpose", leaf("cache", 1, heads, rows, width), perm=(2, 0, 1, 3))
+    at = term("reshape", leaf("at", 1, dtype="int64"), shape=(1, 1))
+    written = term("scatter_nd", turned, at, term("transpose", new, perm=(1, 0, 2, 3)))
+    return goal(term("transpose", written, perm=(1, 2, 0, 3)))
+
+
+def rows_of_sequences(batch: int = 4, heads: int = 8, rows: int = 128, width: int = 64) -> Graph:
+    """A cache of several sequences, each with its own position for the normed and rotated key."""
+    at = term("reshape", leaf("at", batch, dtype="int64"), shape=(batch, 1, 1, 1))
+    key = term("rms_norm", leaf("key", batch, heads, 1, width), leaf("gamma", width), axis=3, epsilon=1e-6)
+    new = rotated(key, leaf("cos", batch, 1, 1, width), leaf("sin", batch, 1, 1, width))
+    where = term("expand", at, shape=(batch, heads, 1, width))
+    return goal(term("scatter_elements", leaf("cache", batch, heads, rows, width), where, new, axis=2))
+
+
 def separate_products(rows: int = 16, width: int = 256) -> Graph:
     """The two parts of a split, each in a product of its own."""
     halves = parts(leaf("x", rows, 2 * width), 1, 2)
@@ -226,8 +268,10 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "depthwise 7x7, layer norm": depthwise_norm,
     "running sums": running_sums,
     "chosen experts": chosen_experts,
+    "routed experts": routed_experts,
     "cache append": cache_append,
     "cross attention": cross_attention,
+    "attention to pages": paged_attention,
     "norms, rotary embedding": rotary_norms,
     "layer norm, product": norm_product,
     "product, GELU": product_gelu,
@@ -245,6 +289,8 @@ FORMS: Mapping[str, Callable[[], Graph]] = {
     "interleaved products": interleaved_products,
     "cache, projected key": projected_cache,
     "split, two products": separate_products,
+    "row of a cache": row_of_cache,
+    "rows of sequences": rows_of_sequences,
 }
 LARGE: Mapping[str, Callable[[], Graph]] = {
     "window of a cache": partial(cache_window, heads=32, keys=8192, window=1024, width=128),
@@ -253,7 +299,9 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "depthwise 7x7, layer norm": partial(depthwise_norm, batch=8, side=56),
     "running sums": partial(running_sums, rows=4096, width=256),
     "chosen experts": partial(chosen_experts, tokens=8, experts=16, width=2048, hidden=1408),
+    "routed experts": partial(routed_experts, tokens=16, experts=16, width=2048, hidden=1408),
     "cache append": partial(cache_append, heads=32, past=2047, width=128),
+    "attention to pages": partial(paged_attention, batch=8, heads=32, pages=1024, blocks=128, width=128),
     "cross attention": partial(cross_attention, heads=20, rows=4),
     "norms, rotary embedding": partial(rotary_norms, heads=32, rows=2048),
     "layer norm, product": partial(norm_product, rows=512, width=768, columns=2304),
@@ -272,5 +320,7 @@ LARGE: Mapping[str, Callable[[], Graph]] = {
     "interleaved products": partial(interleaved_products, rows=512, width=512),
     "cache, projected key": partial(projected_cache, heads=32, past=2047, width=128),
     "split, two products": partial(separate_products, rows=512, width=1024),
+    "row of a cache": partial(row_of_cache, heads=32, rows=2048, width=128),
+    "rows of sequences": partial(rows_of_sequences, batch=16, heads=32, rows=2048, width=128),
 }
 """The forms at sizes that fill a GPU."""

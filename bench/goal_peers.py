@@ -15,9 +15,10 @@ from typing import Any
 from taso_mirage.emit import tune
 from taso_mirage.emit.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, users, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, topological, variable
 from taso_mirage.operators.interpret import interpret, retyped
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.table_indices import indexed_rows
 
 Function = Callable[..., Any]
 Call = Callable[[Any, Callable[[Node], Any]], Any]
@@ -162,23 +163,11 @@ def input_sets(goal: Graph) -> list[list[Any]]:
 
 # ---------------------------------------------------------------- integers of a run
 
-ROWS = ("gather", "gather_elements", "gather_nd")
-"""Operators that read rows by the integers of a run."""
-
 
 def row_counts(goal: Graph) -> list[int]:
     """The numbers of rows that the indices in each input may name; 2 for an input of others."""
-    readers = users(topological(goal.outputs))
-    found = []
-    for x in goal.inputs:
-        read = [r for r in readers.get(x, ()) if r.op in ROWS and r.args[0] is not x]
-        found.append(min((_rows(r) for r in read), default=2))
-    return found
-
-
-def _rows(reader: Node) -> int:
-    shape = [int(n) for n in reader.args[0].shape]
-    return min(shape) if reader.op == "gather_nd" else shape[reader.attr("axis")]
+    rows = indexed_rows(goal)
+    return [rows.get(x.attr("name"), 2) for x in goal.inputs]
 
 
 def prepared(goal: Graph) -> Callable[[Sequence[Any]], None]:

@@ -4,7 +4,7 @@ proved, compiled and right, and for each other one why not.
     python bench/goals.py [--only NAME ...] [--seed 0] [--count 100] [--budget 4] [--jobs 2]
         [--limit 60] [--targets cpu gpu] [--device cuda] [-o FILE]
 
-The goals are the 25 common forms (`goal_forms.py`), and `--count` others by the seed: a quarter are
+The goals are the common forms (`goal_forms.py`), and `--count` others by the seed: a quarter are
 regions, a quarter random pieces of real graphs (`goal_corpus.py`), and half random compositions
 (`goal_compositions.py`). Each goes through these steps, for a CPU in single and for a GPU (sm_90)
 in half precision:

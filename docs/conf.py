@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -10,9 +11,13 @@ from taso_mirage.version import __version__
 
 project = "taso_mirage"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["plugin"]
-"""A package, which is copied as it is."""
+NOTEBOOKS = find_spec("myst_nb") is not None
+"""Whether the site has the notebooks, with the outputs that are stored in them."""
+extensions = ["myst_nb" if NOTEBOOKS else "myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["plugin", "hosts", *([] if NOTEBOOKS else ["notebooks/*.ipynb"])]
+"""A package, which is copied as it is, and files that pages include."""
+nb_execution_mode = "off"
+suppress_warnings = [] if NOTEBOOKS else ["toc.not_readable"]
 myst_heading_anchors = 4
 """As on a page of the repository, headings can be linked to."""
 default_role = "code"

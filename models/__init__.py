@@ -28,6 +28,7 @@ EXPORTED = {
     "nasnet_a": "nasnet",
     "csrnet": "csrnet",
     "decoder": "decoder",
+    "experts": "experts",
 }
 
 NAMES: tuple[str, ...] = (*EXPORTED, *light.FILES)

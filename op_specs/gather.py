@@ -37,7 +37,7 @@ gather.example("float32[4,3]", 2)
 gather.example("float32[2,4,3]", 3, axis=1)
 
 
-@op(onnx="GatherElements", since=11)
+@op(onnx="GatherElements", since=11, lowering=Lowering.PICK)
 def gather_elements(xp, x, indices, *, axis: int = 0):
     """x, i of equal rank -> x[p, i[p, q], q] at each [p, q] of i; other axes of i may be shorter
     than those of x"""
@@ -69,6 +69,8 @@ def gather_nd(xp, x, indices, *, batch_dims: int = 0):
         raise IllTyped("batch_dims is not supported")
     shape, last = xp.shape(x), xp.rank(indices) - 1
     depth = xp.shape(indices)[last]
+    if depth == 1:
+        return xp.take(x, xp.reshape(indices, xp.shape(indices)[:last]), 0)
     position = xp.cast(xp.extents((0,), scalar=True), xp.dtype(indices))
     for i, n in enumerate(shape[:depth]):
         size = xp.cast(xp.extents((n,), scalar=True), xp.dtype(indices))

@@ -11,12 +11,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.devices.cpu.options import MOST_THREADS
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.rounding import parse_rounding
 from taso_mirage.measure.shapes import parse_shapes
-from taso_mirage.measure.target import Target
+from taso_mirage.measure.target import Target, on_threads
 from taso_mirage.measure.target import target as named
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED
@@ -72,6 +73,7 @@ class Options:
 
     output: str | Path | None = None
     target: str | Target = "cpu"
+    threads: int | None = None
     portable: bool = False
     strategy: str = "best-first"
     shape: str | Sequence[str] = ()
@@ -107,6 +109,8 @@ class Options:
                 raise InvalidOption(
                     f"{option(name, value)}: it is a number of at least {least}, below {HUGE:g} or infinite"
                 )
+        if self.threads is not None and not (_is_number(self.threads, 1) and self.threads in range(MOST_THREADS + 1)):
+            raise InvalidOption(f"{option('threads', self.threads)}: it is a whole number from 1 to {MOST_THREADS}")
         for name, kinds, said in KINDS:
             given = getattr(self, name)
             alone = name not in LISTS or isinstance(given, RuleSet | None)
@@ -116,8 +120,10 @@ class Options:
 
     @property
     def place(self) -> Target:
-        """Return the target of this name. Raises InvalidOption if there is none."""
-        return named(self.target) if isinstance(self.target, str) else self.target
+        """Return the target of this name, with its number of threads. Raises InvalidOption if there
+        is none, or if it takes no such number."""
+        target = named(self.target) if isinstance(self.target, str) else self.target
+        return target if self.threads is None else on_threads(target, self.threads)
 
     def config(self, model: Model | None = None) -> Config:
         """Return the options of the pipeline for a model; without a model, the options that do not
@@ -128,7 +134,7 @@ class Options:
         """
         target = self.place
         if self.kernels is not None:
-            check_mode(self.kernels, self.measure, target.name if self.scheduler is None else "")
+            check_mode(self.kernels, self.measure, target if self.scheduler is None else None)
         config = Config(
             budget=self.budget,
             alpha=self.alpha,

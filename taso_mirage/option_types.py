@@ -25,6 +25,9 @@ class OptimizeOptions(TypedDict, total=False):
     in memory."""
     target: str | Target
     """The runtime and its device: "cpu" (default), "cuda" or "openvino"."""
+    threads: int | None
+    """Threads of one run on the CPU (intra-op), for measurements, kernels and sessions on the
+    result. Default: as many as there are cores."""
     portable: bool
     """Whether to use only operators of ONNX, and no fused operators of a runtime."""
     strategy: Literal["best-first", "saturate", "both"]
@@ -33,7 +36,8 @@ class OptimizeOptions(TypedDict, total=False):
     """Sizes of free dims, by name ("batch:8") or by input ("x:1,128"); several sets have weights:
     "batch:1+seq:512@3"."""
     inputs: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]]
-    """Inputs for timing and for the check: .npz files, or arrays by input name."""
+    """Inputs for timing, and for the check beside random ones: .npz files, or arrays by input
+    name."""
     budget: float
     """Seconds of the whole call. Default: 60, or 600 with effort="thorough"."""
     run_limit: float

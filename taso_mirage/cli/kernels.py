@@ -18,6 +18,7 @@ from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.system.terminal import plural, say, say_lines
 
 if TYPE_CHECKING:
+    from taso_mirage.devices.device import Device
     from taso_mirage.ir.model import Model
     from taso_mirage.ir.terms import Graph
     from taso_mirage.regions.survey import Surveyed
@@ -34,13 +35,20 @@ def kernels_command(
         typer.Option(min=0, metavar="SECONDS", help="Time limit of the search in seconds, shared by the regions."),
     ] = 60.0,
     shape: ShapeOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Target for which times are predicted and programs are generated. Default: cuda where there is a GPU, else cpu.",
+        ),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save results in this file, and continue from it.")
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="DIR", help="Write the Triton program of every region into this folder."
+            "-o", "--output", metavar="DIR", help="Write the program of every region, C++ or Triton, into this folder."
         ),
     ] = None,
     page: Annotated[
@@ -54,8 +62,8 @@ def kernels_command(
             min=1,
             max=LARGEST_COUNT,
             metavar="N",
-            help="Search region N alone, and print its muGraph and, for each kernel, the schedule, the tuner's estimate "
-            "and the program.",
+            help="Search region N alone, and print its muGraph and its program, for a GPU with the schedule and the tuner's "
+            "estimate of each kernel.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -79,7 +87,7 @@ def kernels_command(
     if output is not None:
         check_folder(output)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
-    found = _surveyed(loaded, sizes, budget, checkpoint, show, quiet=as_json)
+    found = _surveyed(loaded, sizes, budget, checkpoint, show, _device(target), quiet=as_json)
     programs = {} if output is None else _programs(found, output)
     if page is not None:
         write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
@@ -92,8 +100,30 @@ def kernels_command(
         _show(found[show - 1])
 
 
+def _device(target: str | None) -> Device:
+    """The hardware of a target; of the GPU that is there, or of the CPU, if none is named.
+
+    Raises InvalidOption for a target without kernels.
+    """
+    from taso_mirage.devices.cuda.device import gpu
+    from taso_mirage.measure.target import target as target_named
+
+    named = target_named(target or ("cpu" if gpu() is None else "cuda"))
+    if named.lowering is None:
+        raise InvalidOption(
+            f"--target {target}: there are no fused kernels for it; the targets with kernels are cpu, cuda"
+        )
+    return named.device
+
+
 def _surveyed(
-    model: Model, sizes: Mapping[str, int], budget: float, checkpoint: Path | None, show: int | None, quiet: bool
+    model: Model,
+    sizes: Mapping[str, int],
+    budget: float,
+    checkpoint: Path | None,
+    show: int | None,
+    device: Device,
+    quiet: bool,
 ) -> list[Surveyed]:
     """The regions of a model with the best muGraph of each, or of the one with the number `show`
     alone; the checkpoint is read before, and written after each."""
@@ -104,13 +134,14 @@ def _surveyed(
 
     kept = () if checkpoint is None else (checkpoint,)
     with locked(*kept), Stages(quiet=quiet) as stages, interruptible(FOUND, begun=True) as stop:
-        known = {} if checkpoint is None else _known(checkpoint)
+        known = {} if checkpoint is None else _known(checkpoint, device)
         stages("find regions", 0, 0)
         wanted = kernel_regions(normal(model, sizes), sizes)
         searched = list(range(len(wanted))) if show is None else [_number(show, len(wanted)) - 1]
         found = [Surveyed(region, None, "not searched", 0.0, 0.0, {}) for region in wanted]
         stages("search", 0, len(searched))
-        for done, each in enumerate(survey([wanted[i] for i in searched], budget, known, lambda: stop.asked)):
+        asked = [wanted[i] for i in searched]
+        for done, each in enumerate(survey(asked, budget, known, device, lambda: stop.asked)):
             found[searched[done]] = each
             stages("search", done + 1, len(searched))
             if checkpoint is not None:
@@ -201,7 +232,7 @@ def _removes(law: Equation) -> bool:
 # ---------------------------------------------------------------- checkpoints and programs
 
 
-def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
+def _known(path: Path, device: Device) -> dict[Graph, Mapping[str, Any]]:
     """Regions that an earlier run kept in a file; nothing if there is no such file yet."""
     from taso_mirage.regions.survey import VERSION, known_regions
     from taso_mirage.system.toml import read_json
@@ -212,7 +243,7 @@ def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
         kept = read_json(path)
         if not isinstance(kept, dict) or kept.get("survey") != VERSION:
             raise SyntaxProblem(f"not a checkpoint of `taso-mirage kernels`, version {VERSION}")
-        return known_regions(kept.get("regions"))
+        return known_regions(kept.get("regions"), device)
     except (OSError, ValueError, TasoMirageError) as error:
         raise InvalidOption(f"--checkpoint {path}: {error}; name another file, or remove it") from None
 
@@ -229,13 +260,17 @@ def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[
 def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
     """Write the program of every muGraph; by the region's number, the file, or why there is
     none."""
+    from taso_mirage.devices.cpu.device import CPU_DEVICE
+    from taso_mirage.report.kernel_details import program_source
+    from taso_mirage.system.files import write_file
+
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for i, each in enumerate(found):
         if each.found is not None:
-            path = folder / f"region{i + 1}.py"
+            path = folder / f"region{i + 1}.{'cpp' if each.found.device == CPU_DEVICE.name else 'py'}"
             try:
-                each.found.generate_triton_program(path)
+                write_file(path, program_source(each.found))
                 written[i] = str(path)
             except TasoMirageError as error:
                 written[i] = f"no program: {error}"

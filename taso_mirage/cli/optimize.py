@@ -16,6 +16,7 @@ import typer
 
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
 from taso_mirage.cli.options import FIXES, TrustKernels
+from taso_mirage.devices.cpu.options import MOST_THREADS
 from taso_mirage.errors import InvalidOption
 from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
 from taso_mirage.system.terminal import asking, say, say_lines
@@ -44,6 +45,16 @@ _TargetName = Annotated[
     typer.Option(
         metavar="cpu|cuda|openvino",
         help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino.",
+    ),
+]
+_Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MOST_THREADS,
+        metavar="N",
+        help="Threads of one run on the CPU, for measurements and kernels; the file says so, and `taso_mirage.session` opens it "
+        "with as many. Default: one for each core.",
     ),
 ]
 _Portable = Annotated[
@@ -77,7 +88,10 @@ _WeightedShapes = Annotated[
 ]
 _InputFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.npz", help="Inputs for timing and for the check (arrays by input name); repeatable."),
+    typer.Option(
+        metavar="FILE.npz",
+        help="Inputs for timing, and for the check beside random ones (arrays by input name); repeatable.",
+    ),
 ]
 _Seconds = Annotated[
     float | None,
@@ -207,6 +221,7 @@ def optimize(
     model: _Given,
     output: _Output = None,
     target: _TargetName = "cpu",
+    threads: _Threads = None,
     portable: _Portable = False,
     effort: _Effort = "default",
     strategy: _Strategy = None,

@@ -62,6 +62,11 @@ class Stamp:
         GPU."""
         return (cuda.GRAPH, "1") in self.options
 
+    @property
+    def threads(self) -> int:
+        """The threads of a run on the CPU; 0 for as many as there are cores."""
+        return int(dict(self.options).get(cpu.THREADS, 0))
+
     def providers(self, graph: bool = False) -> list[Provider]:
         """ONNX Runtime's providers with their options.
 

@@ -58,6 +58,7 @@ from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, users
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.stores import launch_order
 from taso_mirage.rewriting.text import show_graph
 
 ALONE = 1 << 16
@@ -157,7 +158,7 @@ class CppProgram:
 
     def source(self) -> str:
         """The program's functions; the code that all programs share precedes them."""
-        for node in self.graph:
+        for node in launch_order(self.graph):
             if self.prepared.reads(node):
                 self._run_prepared()
             if prepares(node):
@@ -182,17 +183,18 @@ class CppProgram:
     def _kernel(self, node: Node) -> None:
         if node.op == "weight":
             raise Unsupported(f"the weight {node.attr('name')} of a muGraph; make it an input")
-        operands = [arg for arg in operand_sources(node) if arg.op != "constant"]
         results = self.places.results(node)
+        rows = [row for i, _ in enumerate(results) for row in self.places.rows(node, i)]
+        operands = [arg for arg in dict.fromkeys((*operand_sources(node), *rows)) if arg.op != "constant"]
         types = [*(self.places.of(arg)[1] for arg in operands), *(type for _, type in results)]
         name, tensors = self._fresh(), f"tensors_{len(self.functions)}"
         strides = [
             *map(self.places.strides_of, operands),
             *(self.places.strides.get((node, i)) for i, _ in enumerate(results)),
         ]
-        self.functions.append(
-            function_text(CppKernelFunction(self.lazy, node, self.names).function(name, operands, types, strides))
-        )
+        layouts = [self.places.layouts.get((node, i)) for i, _ in enumerate(results)]
+        made = CppKernelFunction(self.lazy, node, self.names, layouts)
+        self.functions.append(function_text(made.function(name, operands, types, strides)))
         pointers = [*map(self.places.pointer, operands), *(place for place, _ in results)]
         pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []
         blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1

@@ -84,7 +84,7 @@ class ChannelsLastConvolution:
     """The function of the data and the remaining tensors."""
     slack = 1.0
     """How many times as slow as the runtime's its kernel may be alone."""
-    large, once, joins = True, False, False
+    large, once, joins, by_values = True, False, False, False
     together = "channels last"
 
     @property

@@ -186,7 +186,7 @@ class WeightProducts:
     """A goal whose results are products with weights, of one x if they are several."""
 
     parts: tuple[WeightProduct, ...]
-    once, joins = False, True
+    once, joins, by_values = False, True, False
     together = "products"
 
     @property

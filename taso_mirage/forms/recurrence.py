@@ -43,7 +43,7 @@ class Recurrence:
 
     node: Node
     slack = 1.0
-    large, once, joins = True, True, False
+    large, once, joins, by_values = True, True, False, False
     together = "loops"
 
     @property

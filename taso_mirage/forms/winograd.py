@@ -64,7 +64,7 @@ class Convolution:
     """The function of the data."""
     slack = 1.0
     """The largest slow-down of the kernel alone, relative to the runtime."""
-    large, once, joins = True, False, False
+    large, once, joins, by_values = True, False, False, False
     together = "minimal filtering"
 
     @property

@@ -33,6 +33,7 @@ class Lowering(Enum):
     CONCAT = "tensors side by side"
     PAD = "a tensor with more elements around it"
     GATHER = "rows that integers choose"
+    PICK = "elements of an axis that integers choose"
     EXPAND = "elements that are repeated"
     MULTIPLY = "the product of two operands, element by element"
     SUBTRACT = "the first operand less the second, element by element"

@@ -15,7 +15,7 @@ from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.horizontal import FusedGoal
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.wording import option
-from taso_mirage.targets.known import target as named
+from taso_mirage.targets.protocol import Target
 
 Record = Mapping[str, Any]
 """A choice as JSON has it: the record on disk, and all that `kernel` needs, with BATCH for a kernel
@@ -102,14 +102,14 @@ class Backend(Protocol):
         """End the processes that were started for measuring."""
 
 
-def here(target: str) -> Backend:
-    """The back end of a target on this machine.
+def here(target: Target) -> Backend:
+    """The back end of a target on this machine, for runs on its number of threads.
 
     Raises InvalidOption for a target without kernels, RuntimeUnavailable, with the package to
     install, where it cannot be.
     """
-    module = named(target).lowering
-    if module is None:
-        raise InvalidOption(f"there are no fused kernels for the target {target}; leave {option('kernels')} out")
-    made: Backend = import_module(module).here()
+    if target.lowering is None:
+        raise InvalidOption(f"there are no fused kernels for the target {target.name}; leave {option('kernels')} out")
+    threads = target.stamp.threads
+    made: Backend = import_module(target.lowering).here(*[threads] if threads else ())
     return made

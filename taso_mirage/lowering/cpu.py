@@ -40,8 +40,9 @@ class CpuLowering:
     searching = 0
     lanes = 1
 
-    def __init__(self) -> None:
-        self.key = TARGET.machine
+    def __init__(self, threads: int = 0) -> None:
+        self._threads = threads or cores()
+        self.key = f"{TARGET.machine} threads={threads}" if threads else TARGET.machine
         self._compilers: ThreadPoolExecutor | None = None
 
     def predicted(
@@ -78,9 +79,9 @@ class CpuLowering:
         measured sizes, the smallest first."""
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
         if not measured:
-            best = tuned_native([f.graph for f in found], cores(), seconds)[0]
+            best = tuned_native([f.graph for f in found], self._threads, seconds)[0]
             return {"mugraph": to_json(best.kernel.graph)}
-        ranges = tuned_ranges([f.free for f in found if f.free is not None], cores(), measured, seconds)
+        ranges = tuned_ranges([f.free for f in found if f.free is not None], self._threads, measured, seconds)
         before = [{"mugraph": to_json(each.graph), "most": each.most} for each in ranges[1]]
         return {"mugraph": to_json(ranges[0]), "before": before}
 
@@ -117,7 +118,10 @@ class CpuLowering:
             self._compilers = None
 
 
-def here() -> CpuLowering:
-    """The back end of this machine. Raises RuntimeUnavailable without a C++ compiler that works."""
+def here(threads: int = 0) -> CpuLowering:
+    """The back end of this machine, for runs on so many threads; 0: as many as there are cores.
+
+    Raises RuntimeUnavailable without a C++ compiler that works.
+    """
     build("int works;")
-    return CpuLowering()
+    return CpuLowering(threads)

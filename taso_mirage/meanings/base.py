@@ -107,6 +107,13 @@ class Meaning(Generic[V]):
         """numpy's take_along_axis."""
         raise NotImplementedError
 
+    def put(self, a: V, places: Sequence[V], updates: V, fn: np.ufunc | None = None) -> V:
+        """`a` of shape (n..., r...) in which the element [p..., q...] is that of `updates` (i...,
+        r...) at [j..., q...], where `places`, integers (i...) for each axis of n, have p at j.
+        Without `fn` the last of equal places counts; with it, all are folded by it into that of
+        `a`, in their order. A negative place counts from the end."""
+        raise NotImplementedError
+
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
         """The values fn(0), ..., fn(n-1) of one type; a meaning of types computes only the
         first."""

@@ -197,6 +197,9 @@ class Boxes(Meaning[Cut]):
     def take_along(self, a: Cut, indices: Cut, axis: int) -> Cut:
         raise Unsupported("a gather with an index for each element")
 
+    def put(self, a: Cut, places: Sequence[Cut], updates: Cut, fn: np.ufunc | None = None) -> Cut:
+        raise Unsupported("a scatter")
+
 
 BOXES = Boxes()
 

@@ -27,6 +27,9 @@ class DegreeMeaning(Typed[Degrees]):
             return _plus(notes[0], notes[1])
         if primitive in ("take", "take_along") or (primitive == "map" and linear is Linear.QUOTIENT):
             return _plus(notes[0], _opaque(notes[1]))
+        if primitive == "put":
+            own = _most(notes[:2]) if fn is None or function_of(fn).linear is Linear.SUM else _opaque(_most(notes[:2]))
+            return _plus(own, _opaque(_most(notes[2:])))
         if primitive == "map" and linear is Linear.CHOICE:
             return _plus(_most([notes[1], notes[2]]), _opaque(notes[0]))
         if primitive in _FUNCTIONS and linear is not Linear.SUM:

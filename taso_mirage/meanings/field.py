@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -232,6 +233,19 @@ class Field(Meaning[Residues]):
         sizes = [max(n, 1) if i == axis else m for i, (n, m) in enumerate(zip(a.shape, indices.shape, strict=True))]
         data = a.data[(slice(None), slice(None), *[slice(0, n) for n in sizes])]
         return replace(a, data=np.take_along_axis(data, np.broadcast_to(chosen, (2, *chosen.shape)), axis + 2))
+
+    def put(self, a: Residues, places: Sequence[Residues], updates: Residues, fn: np.ufunc | None = None) -> Residues:
+        at = [centred(place.data[0]) for place in places]
+        data, valid = a.data.copy(), np.logical_and.reduce([a.valid, updates.valid, *(place.valid for place in places)])
+        full, trials = a.full and updates.full, np.arange(self.trials)
+        for j in np.ndindex(*places[0].shape):
+            index: tuple[Any, ...] = (slice(None), trials, *[p[(slice(None), *j)] for p in at])
+            new = replace(updates, data=updates.data[(slice(None), slice(None), *j)])
+            if fn is not None:
+                new = self.map(fn, replace(a, data=data[index]), new)
+                full, valid = full and new.full, valid & new.valid
+            data[index] = new.data
+        return self._make(data, a.dtype, full, valid)
 
 
 def _as_integers(fn: Scalar, arrays: list[Array]) -> Array:

@@ -179,6 +179,15 @@ class IndexMapMeaning(Meaning[IndexMap]):
         shape = (*a.shape[:axis], *indices.shape, *a.shape[axis + 1 :])
         row = self._row(_moved(indices, shape, {position(i): _at(shape, axis + i) for i in range(rank)}), count)
         places = {position(i): _at(shape, i + rank - 1) for i in range(axis + 1, len(a.shape))}
+        return self._at_row(a, row, axis, shape, places)
+
+    def take_along(self, a: IndexMap, indices: IndexMap, axis: int) -> IndexMap:
+        shape = SHAPES.take_along(_type(a), _type(indices), axis).shape or ()
+        return self._at_row(a, self._row(indices, a.shape[axis]), axis, shape, {})
+
+    def _at_row(self, a: IndexMap, row: ReadRow, axis: int, shape: Shape, places: Mapping[str, Dim]) -> IndexMap:
+        """The elements of `a` at a row of an axis, and at other places of other axes."""
+        places = dict(places)
         if (known := _regular_row(row)) is not None:
             return _moved(a, shape, places | {position(axis): known})
         name = self._name()
@@ -194,7 +203,17 @@ class IndexMapMeaning(Meaning[IndexMap]):
         return ReadRow(piece.source, piece.index, count)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("constant", "extents", "iota", "map", "cast", "contract", "reduce", "cumulate", "take_along"):
+        if name in (
+            "constant",
+            "extents",
+            "iota",
+            "map",
+            "cast",
+            "contract",
+            "reduce",
+            "cumulate",
+            "put",
+        ):
             raise Unsupported(f"{name} computes elements")
         return super().__getattribute__(name)
 

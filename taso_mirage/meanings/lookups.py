@@ -39,6 +39,12 @@ class IndexMeaning(Typed[InputNames]):
     def take_along(self, a: _Value, indices: _Value, axis: int) -> _Value:
         return self._looked_up(a, indices, axis, super().take_along(a, indices, axis))
 
+    def put(self, a: _Value, places: Sequence[_Value], updates: _Value, fn: np.ufunc | None = None) -> _Value:
+        made = super().put(a, places, updates, fn)
+        for axis, place in enumerate(places):
+            made = self._looked_up(a, place, axis, made)
+        return made
+
     def _looked_up(self, a: _Value, indices: _Value, axis: int, result: _Value) -> _Value:
         rows = self.shape(a)[axis]
         if isinstance(rows, int) and rows > 0:

@@ -136,6 +136,20 @@ class Reals(Meaning[Array]):
     def take_along(self, a: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)
 
+    def put(self, a: Array, places: Sequence[Array], updates: Array, fn: np.ufunc | None = None) -> Array:
+        made = a.copy()
+        if fn is None:
+            made[tuple(places)] = updates
+            return made
+        with np.errstate(all="ignore"):
+            if a.dtype.kind == "V":  # numpy folds no floats of other packages in place
+                for j in np.ndindex(*places[0].shape):
+                    at = tuple([place[j] for place in places])
+                    made[at] = fn(made[at], updates[j])
+            else:
+                fn.at(made, tuple(places), updates)
+        return made
+
 
 def _folded(fn: np.ufunc, a: Array, axes: Sequence[int]) -> Array:
     """A fold over few elements of many windows, without the axes."""

@@ -174,6 +174,18 @@ class ShapesMeaning(Meaning[Tensor]):
             raise IllTyped(f"indices of rank {indices.rank} for data of rank {a.rank}")
         return Tensor(a.dtype, self.shape(indices))
 
+    def put(self, a: Tensor, places: Sequence[Tensor], updates: Tensor, fn: np.ufunc | None = None) -> Tensor:
+        shape, at = self.shape(a), self.shape(places[0])
+        if len(places) > len(shape) or any(self.shape(place) != at for place in places):
+            raise IllTyped(f"{len(places)} places of {show_shape(at)} for {show_shape(shape)}")
+        if (found := self.shape(updates)) != (expected := (*at, *shape[len(places) :])):
+            raise IllTyped(f"updates of {show_shape(found)}, where {show_shape(expected)} are stored")
+        if updates.dtype != a.dtype:
+            raise IllTyped(f"updates of dtype {updates.dtype} for data of {a.dtype}")
+        if fn is not None:
+            self.map(fn, a, a)
+        return a
+
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
         return [fn(0)] * n
 

@@ -101,5 +101,14 @@ class Typed(Meaning[tuple[Tensor, N]], Generic[N]):
     def take_along(self, a: tuple[Tensor, N], indices: tuple[Tensor, N], axis: int) -> tuple[Tensor, N]:
         return self._lift("take_along", None, [a, indices], a[0], indices[0], axis)
 
+    def put(
+        self,
+        a: tuple[Tensor, N],
+        places: Sequence[tuple[Tensor, N]],
+        updates: tuple[Tensor, N],
+        fn: np.ufunc | None = None,
+    ) -> tuple[Tensor, N]:
+        return self._lift("put", fn, [a, updates, *places], a[0], [t for t, _ in places], updates[0], fn)
+
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
         return [fn(0)] * n

@@ -50,7 +50,7 @@ import numpy as np
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.measure.check_inputs import CheckInputs
+from taso_mirage.measure.check_inputs import CheckInputs, all_finite
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.magnitudes import (
@@ -192,8 +192,7 @@ def case_on(
 
 def _tame(case: CheckCase) -> bool:
     """Whether all floats of the original are finite, and near the reference."""
-    floats = [o for o in case.original if rounds(o)]
-    return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and plausible(case.original, case.reference)
+    return all_finite(case.original) and plausible(case.original, case.reference)
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) -> CheckCase:

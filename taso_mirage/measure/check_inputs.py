@@ -1,10 +1,11 @@
 """The inputs of the check and of the timing: the user's inputs and generated ones.
 
-If the user's inputs have the requested sizes, only other floats are drawn to go with their
-integers, because a sampling rate, a length or an id cannot be generated. Otherwise inputs are
-random at the requested sizes (three seeds), and, as far as the original runs there, with wide and
-with extreme integers, with other values of scalars that choose a branch, and at further sizes of
-every dynamic dim.
+After the user's inputs, inputs are random at the requested sizes (three seeds), and, as far as the
+original runs there, with wide and with extreme integers, with other values of scalars that choose a
+branch, and at further sizes of every dynamic dim. A sampling rate or a length cannot be generated:
+the user's integers are kept where an operator without a definition reads them, and all of them if
+the original does not run otherwise. If it has no finite results on random floats either, only the
+user's own floats in another order are drawn.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.errors import InputsRefused, InvalidModel, RunFailed, RunRefused, TasoMirageError
+from taso_mirage.errors import InputsRefused, InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import ABSENT, Node, is_array, is_float, numpy_dtype, topological
 from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.hints import BATCH_SIZE
+from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
@@ -51,6 +53,11 @@ class CheckInput:
     sizes: Mapping[str, int]
     needed: bool = True
     extreme: bool = False
+
+
+def all_finite(outputs: Sequence[Any]) -> bool:
+    """Whether all floats of the outputs are finite."""
+    return all(np.isfinite(o.astype(np.float64)).all() for o in outputs if rounds(o))
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
@@ -165,6 +172,9 @@ class CheckInputs:
         self._moved: dict[str, None] = {}
         self._fixed_here: list[str] = []
         self._late: list[str] = []
+        self._anew: list[str] = []
+        self._beside = True
+        self._outside = False
         self.late = False
         """Whether drawing ended before all was drawn."""
 
@@ -178,11 +188,11 @@ class CheckInputs:
             except RunRefused as error:
                 raise InputsRefused(f"the model does not run on {name}. {error}") from None
         like = fitting(self.model, self.given, self.base)
-        yield from self._random() if like is None else self._varied(like)
+        yield from self._random() if like is None else self._added(like)
         for other in self.others:
             if fitting(self.model, self.given, other) is None:
                 yield self._drawn(f"random inputs at {shown_sizes(other)}", SEEDS[0], other)
-        if like is None:
+        if self._beside:
             yield from self._further()
 
     def notes(self) -> list[str]:
@@ -192,6 +202,8 @@ class CheckInputs:
         found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
         if self._late:
             found.append(f"the check left out {_listed(self._late)}: there was no time for their float64 references")
+        if self._outside:
+            found.append("the check has no random inputs beside the given ones: the original has no results there")
         if self.late:
             found.append("the check has no further inputs: the original takes too long")
         if self._skipped:
@@ -247,6 +259,31 @@ class CheckInputs:
                 raise InvalidModel(str(error)) if isinstance(error, RunRefused | ValueError) else error from None
             raise self._refused(sizes, str(error)) from None
 
+    def _added(self, like: Arrays) -> Iterator[CheckInput]:
+        """Random inputs beside the user's, or the user's floats varied if the original has no
+        finite results on random ones."""
+        kept = _kept(self.model, self.given, self.base)
+        anew = [name for name in _may_be_extreme(self.model) if name in kept]
+        self._beside = False
+        for self._anew in (anew, []) if anew else ([],):
+            if len(self._held(self.base)) == len(like):
+                continue  # nothing is random
+            found = [*self._at(self.base, f"random inputs {SEEDS[0]}", SEEDS[0])]
+            self._beside = bool(found) and all_finite(found[0].outputs)
+            self._outside = not self._beside
+            if self._beside:
+                yield from found
+                for seed in SEEDS[1:]:
+                    yield from self._at(self.base, f"random inputs {seed}", seed)
+                return
+        yield from self._varied(like)
+
+    def _held(self, sizes: Mapping[str, int]) -> Arrays:
+        """The inputs that are not random at these sizes, without the user's integers that are drawn
+        anew."""
+        kept = _kept(self.model, self.given, sizes)
+        return {name: value for name, value in kept.items() if name not in self._anew}
+
     def _varied(self, like: Arrays) -> Iterator[CheckInput]:
         if not _floats(self.model):
             return
@@ -257,7 +294,7 @@ class CheckInputs:
     # ------------------------------------------------------------ as far as the original runs
 
     def _further(self) -> Iterator[CheckInput]:
-        kept = _kept(self.model, self.given, self.base)
+        kept = self._held(self.base)
         whole = [n.attr("name") for n in self.model.graph.inputs if n.dtype.startswith(("int", "uint"))]
         if any(name not in kept for name in whole):
             wide = random_inputs(self.model, SEEDS[-1] + 1, self.base, wide=True, kept=kept)
@@ -325,12 +362,16 @@ class CheckInputs:
         sizes = found.workloads[0][0]
         yield from self._chosen(name, value, sizes, {})
 
-    def _at(self, sizes: Mapping[str, int], said: bool = True) -> Iterator[CheckInput]:
-        """Random inputs at other sizes, as far as the original runs there."""
-        kept = _kept(self.model, self.given, sizes)
+    def _at(
+        self, sizes: Mapping[str, int], name: str = "", seed: int = SEEDS[-1] + 2, said: bool = True
+    ) -> Iterator[CheckInput]:
+        """Random inputs at these sizes, as far as they can be drawn and the original runs there."""
         if too_large(self.model, sizes) is None:
-            inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
-            yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes, sizes=said)
+            try:
+                inputs = random_inputs(self.model, seed, sizes, kept=self._held(sizes))
+            except InvalidOption:  # texts, or a rank that is not known: the user's are the only ones
+                return
+            yield from self._tried(name or f"random inputs at {shown_sizes(sizes)}", inputs, sizes, sizes=said)
 
     def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[CheckInput]:
         """All at once, or, if the original does not run so (one of them is an id), each alone."""

@@ -231,7 +231,7 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
     """The nodes that the runtime makes of the model as it was read, each with its time; see
     `targets.profile`."""
     with _content(model, True) as (content, _):
-        return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
+        return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads)
 
 
 @spent(Purpose.OPERATORS)
@@ -241,7 +241,7 @@ def timed_nodes(
     """The nodes of a run with their seconds, and those of a run without the profiler, for a target
     that `profiles`; see `targets.profile`. With `source` of the model as it was read."""
     with _content(model, source) as (content, _):
-        asked = content, target.stamp.providers(), fed(inputs), seconds
+        asked = content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads
         return in_child(profiled_seconds, *asked)
 
 
@@ -270,7 +270,7 @@ def original(model: Model, target: Target = CPU, anew: bool = False) -> Session:
     try:
         return open_in_child(model, target, source=True, anew=anew)
     except RunRefused as error:
-        if target == CPU:
+        if target.name == CPU.name and target != UNOPTIMIZED:
             with suppress(RunRefused):
                 return open_in_child(model, UNOPTIMIZED, source=True)
         why = CUSTOM if UNREGISTERED in str(error) else UNOPTIMIZABLE

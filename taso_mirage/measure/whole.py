@@ -7,14 +7,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 
-import numpy as np
-
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.check_inputs import CheckInput, CheckInputs
+from taso_mirage.measure.check_inputs import CheckInput, CheckInputs, all_finite
 from taso_mirage.measure.evaluation import in_time
 from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.session import Session
@@ -39,7 +36,7 @@ def cases_by_runs(
     perturbed, fine = Perturbed(model, session.target), Fine.of(model)
     finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each in in_time(made_inputs, seconds):
-        if each.extreme and not _finite(each):
+        if each.extreme and not all_finite(each.outputs):
             continue
         there = None if finely is None else finely.run(each.inputs)
         resolution = cache(partial(perturbed, each.inputs, each.outputs))
@@ -52,7 +49,3 @@ def cases_by_runs(
 def _unmoved(drawn: CheckInput) -> Callable[[int], list[float]]:
     """The effect of roundings on the references; none, because each reference is a run."""
     return lambda ways: [0.0] * len(drawn.outputs)
-
-
-def _finite(drawn: CheckInput) -> bool:
-    return all(np.isfinite(o.astype(np.float64)).all() for o in drawn.outputs if rounds(o))

@@ -28,6 +28,7 @@ from taso_mirage.mugraph.field_check import refuted_derivations
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.label_trace import INTEGERS
 from taso_mirage.mugraph.pruning import Targets
+from taso_mirage.mugraph.refusals import results, signature
 
 _Progress = Callable[[int, int], None]
 """Called with the number of classes and the number of waiting classes."""
@@ -67,13 +68,14 @@ def close(
     closing.run(progress)
     if closing.capped and prune:
         raise Unsupported(
-            f"the closure of this goal has more than {cap} classes: search a smaller part of it, or raise the cap"
+            f"{results(goal.graph)}: its closure has more than {cap} classes; search a smaller part, or raise the cap"
         )
     missing = [i for i, s in enumerate(goal.sketches) if s not in closing.index]
     if missing and prune and goal.scales:  # a number may be a scale and something else
         return close(replace(goal, scales={}), cap=cap, seed=seed, progress=progress)
     if missing and prune:
-        raise Unsupported(f"output {missing[0]} has no derivation in which nothing cancels")
+        output = signature(goal.graph.outputs[missing[0]])
+        raise Unsupported(f"{output}: output {missing[0]} has no derivation in which nothing cancels")
     verifying = time.perf_counter()
     edges = [tuple(made) for made in closing.edges]
     wrong = refuted_derivations(goal, closing.classes, edges, seed)

@@ -132,7 +132,7 @@ def moves_free_axis(node: Node) -> bool:
     match traits(node).lowering:
         case Lowering.SLICE:
             moved = [node.args[0].shape[axis] for axis in node.attr("axes")]
-        case Lowering.GATHER:
+        case Lowering.GATHER | Lowering.PICK:
             moved = [node.args[0].shape[node.attr("axis")]]
         case Lowering.CONCAT:
             moved = [x.shape[node.attr("axis")] for x in node.args]

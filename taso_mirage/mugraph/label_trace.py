@@ -72,6 +72,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
     window: Any = Moving()
     take: Any = Moving()
     take_along: Any = Moving()
+    put: Any = Moving()
 
     def __init__(self, unifier: Unifier) -> None:
         self.unifier = unifier

@@ -44,6 +44,7 @@ from taso_mirage.mugraph.label_trace import LabelledValue, LabelsMeaning
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.movement_terms import movements, moves_elements
 from taso_mirage.mugraph.opaque_functions import is_scalar
+from taso_mirage.mugraph.refusals import named_refusal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_index_map, is_moved
@@ -135,10 +136,22 @@ def labelled_goal(goal: Graph) -> tuple[MovedGoal, Labelled]:
     """A goal of fixed sizes and the labels of its core, in which computed terms are spread over
     ones if a result needs it.
 
-    Raises Unsupported, as `refuse`, `label` and `moved_goal` do.
+    Raises Unsupported, which names the operator, its shapes and what is missing.
     """
+    try:
+        return _labelled(goal)
+    except Unsupported as error:
+        raise named_refusal(goal, error, _labelled) from None
+
+
+def _labelled(goal: Graph) -> tuple[MovedGoal, Labelled]:
+    found = _spread_labels(goal)
+    refuse(found[0].core)
+    return found
+
+
+def _spread_labels(goal: Graph) -> tuple[MovedGoal, Labelled]:
     moved = moved_goal(goal)
-    refuse(moved.core)
     try:
         return moved, label(moved.core)
     except Unsupported:
@@ -247,8 +260,8 @@ class _Pushing:
 
     def _gathered(self, node: Node, args: Sequence[Node]) -> Node:
         x, indices = args
-        if not is_constant(indices):
-            raise Unsupported("a gather of computed rows by indices of a run")
+        if not is_constant(indices) or traits(node).lowering is Lowering.PICK:
+            raise Unsupported(f"{node.op} {node.type} of computed rows ({x.op}) by indices of a run")
         axis, rows = node.attr("axis"), indices.attr("value").numpy().astype(np.int64)
         found = self.pushed(x, axis, np.where(rows < 0, rows + _size(x, axis), rows).reshape(-1))
         return found if found.shape == node.shape else term("reshape", found, shape=node.shape)

@@ -16,7 +16,7 @@ from taso_mirage.meanings.base import window_count
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import TermBuilder, Untraceable, term, traits
 
-MOVING = frozenset((Lowering.SLICE, Lowering.CONCAT, Lowering.PAD, Lowering.GATHER))
+MOVING = frozenset((Lowering.SLICE, Lowering.CONCAT, Lowering.PAD, Lowering.GATHER, Lowering.PICK))
 """The operators that move elements between axes; others are defined by them."""
 LONGEST = 2**20
 """The largest number of rows that a movement lists: of all windows of an axis, or of the triangle
@@ -37,6 +37,9 @@ class _MovementTerms(TermBuilder):
 
     def take(self, a: Node, indices: Node, axis: int) -> Node:
         return term("gather", a, indices, axis=axis)
+
+    def take_along(self, a: Node, indices: Node, axis: int) -> Node:
+        return term("gather_elements", a, indices, axis=axis)
 
     def reshape(self, a: Node, shape: Sequence[Dim]) -> Node:
         return term("reshape", a, shape=tuple(shape))

@@ -32,6 +32,7 @@ from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals, together
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import labelled_goal
+from taso_mirage.mugraph.refusals import results
 from taso_mirage.mugraph.shrink import resized_goal
 from taso_mirage.mugraph.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.mugraph.stored_goal import stored_goal
@@ -141,7 +142,7 @@ class Search:
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.moved, self.labelled = labelled_goal(goal)
         if self.moved.moves and not self.moved.is_equal():
-            raise Unsupported("the movements of the graph are not proved equal at its operands")
+            raise Unsupported(f"{results(goal)}: its movements are not proved equal at its operands")
         self.core = self.moved.core
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
@@ -150,7 +151,7 @@ class Search:
         self._ordered: list[TiledPlan] | None = None
         self.folded = not device.general
         if device.general and self.labelled.integers:
-            raise Unsupported(f"sums of integers on {device.name}: only kernels on a GPU have them")
+            raise Unsupported(f"{results(goal)}: sums of integers on {device.name}; only kernels on a GPU have them")
         self.moves = None if free is None else free_moves(self.moved, free)
         self.free = None if self.moves is None else self.moves.sizes.labels(self.labelled)
         self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
@@ -201,9 +202,9 @@ class Search:
     def _explain(self, late: bool) -> None:
         """Raise Unsupported where there are muGraphs, and none is right in floats."""
         if self.refused:
-            raise Unsupported(f"no muGraph of this graph was accepted: {self.refused}")
+            raise Unsupported(f"{results(self.goal)}: no muGraph was accepted: {self.refused}")
         if self.unsafe and not late and self.statistics.plans == self.statistics.unstable:
-            raise Unsupported(f"no muGraph of this graph is safe: {self.unsafe}")
+            raise Unsupported(f"{results(self.goal)}: no muGraph is safe: {self.unsafe}")
 
     def _key(self) -> dict[str, object]:
         return {

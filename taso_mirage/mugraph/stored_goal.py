@@ -9,7 +9,7 @@ of the result, which is wasteful where a part is a product or a fold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ from taso_mirage.ir.terms import (
     Tensor,
     constant,
     is_constant,
+    is_part,
     numpy_dtype,
     substitute,
     topological,
@@ -36,11 +37,17 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.stores import (
     LAYOUTS,
     PLACED_IN,
+    PartLayout,
     StoredPart,
     fill_once,
     has_parts,
+    is_scatter,
+    part_args,
     part_layout,
     stored_parts,
+    stores_elements,
+    with_parts,
+    writes_over,
 )
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -69,16 +76,23 @@ class StoredGoal:
         taken = {made[x] for x in self.outputs if x in made}
         return tuple([made[x] if x in made else self._joined(x, made, taken) for x in self.outputs])
 
-    def _joined(self, node: Node, made: dict[Node, Node], taken: set[Node]) -> Node:
-        """A result of parts; `taken`: the values that lie elsewhere."""
-        if has_parts(node):
-            return term(node.op, *[self._joined(x, made, taken) for x in node.args], **dict(node.attrs))
-        value = made.get(node, node)
-        if node in made and value not in taken:
-            taken.add(value)
-            return value
-        taken.add(copied := copy_kernel(value, len(taken)))
-        return copied
+    def _joined(self, output: Node, made: Mapping[Node, Node], taken: set[Node]) -> Node:
+        """A result of parts; `taken`: the values that lie elsewhere. If parts are stored over
+        others, those are copied that another kernel reads, whose kernel may read what it would
+        write over, or has several rows in a tile."""
+        layouts = [part_layout(part) for part in stored_parts(_distinct(output))]
+        values = [made.get(x, x) for x in _values(output)]
+        over = writes_over(output)
+        read = {a for value in made.values() for n in topological([value]) for a in n.args} if over else set()
+        base = {x for x in values if not x.args}
+        stored: list[Node] = []
+        for x, value, layout in zip(_values(output), values, layouts, strict=True):
+            kept = x in made and value not in taken
+            if over and kept:
+                kept = value not in read and base.isdisjoint(topological([value])) and _fits(value, layout)
+            stored.append(value if kept else _copied(value, len(taken), layout, over))
+            taken.add(stored[-1])
+        return with_parts(output, iter(stored))
 
     @property
     def joined(self) -> tuple[Node, ...]:
@@ -91,21 +105,35 @@ class StoredGoal:
         fresh = {x: variable(f"part {i}", x.tensor) for i, x in enumerate(self.parts.outputs)}
         joined = [(new, old) for new, old in zip(self.outputs, self.goal.outputs, strict=True) if new not in fresh]
         for new, old in joined:
-            if not isinstance(prove_symbolic(substitute([new], fresh), substitute([old], fresh)), Proved):
+            sides = substitute([new], fresh), substitute([old], fresh)
+            if sides[0] != sides[1] and not isinstance(prove_symbolic(*sides), Proved):
                 return False
         return all(map(is_stored_once, self.joined))
 
 
 def is_stored_once(result: Node) -> bool:
     """Whether the parts of a result are proved a partition of it, and their places in memory fill
-    it, at fixed sizes of at most NUMBERED elements."""
+    it, at fixed sizes of at most NUMBERED elements. If parts are stored over others: whether the
+    stores, one after the other, give the result at such sizes; at others, whether each update is
+    proved to be at its place."""
     parts = stored_parts(result)
+    if writes_over(result):
+        return _is_written(result, parts)
     if not is_partition(result, parts):
         return False
     count = dim_product(result.shape)
     if not isinstance(count, int) or count > NUMBERED:
         return True
     return fill_once(count, [(part.value.shape, part_layout(part)) for part in parts])
+
+
+def _is_written(result: Node, parts: Sequence[StoredPart]) -> bool:
+    count = dim_product(result.shape)
+    if isinstance(count, int) and count <= NUMBERED:
+        return all(stores_elements(result, parts, seed) for seed in range(2))
+    whole = variable(PLACED_IN, result.tensor)
+    found = [(substitute([part.place], {whole: result})[0], part.value) for part in parts if part_layout(part).rows]
+    return all(isinstance(prove_symbolic([a], [b]), Proved) for a, b in found)
 
 
 def is_partition(result: Node, parts: Sequence[StoredPart]) -> bool:
@@ -138,10 +166,8 @@ def _over(result: Node, parts: Sequence[StoredPart], values: Sequence[Node]) -> 
 
 def _distinct(node: Node, path: str = "part") -> Node:
     """A result over variables in place of its parts, each of its own."""
-    if not has_parts(node):
-        return variable(f"{path} ", node.tensor)
-    args = [_distinct(x, f"{path} {i}") for i, x in enumerate(node.args)]
-    return term(node.op, *args, **dict(node.attrs))
+    values = [*_values(node)]
+    return with_parts(node, iter([variable(f"{path} {i}", x.tensor) for i, x in enumerate(values)]))
 
 
 # ---------------------------------------------------------------- the parts of a goal
@@ -190,8 +216,8 @@ def _values(output: Node) -> Iterator[Node]:
     if not has_parts(output):
         yield output
         return
-    for x in output.args:
-        yield from _values(x)
+    for i in part_args(output):
+        yield from _values(output.args[i])
 
 
 def _is_copied(x: Node) -> bool:
@@ -202,17 +228,20 @@ def _is_copied(x: Node) -> bool:
 def _joins(node: Node) -> Node:
     """A term in which concatenations and layouts of them are outermost, with pads as
     concatenations with numbers; other terms unchanged."""
-    made = movement_term(node) if node.args else None
+    made = node if is_scatter(node) else movement_term(node) if node.args else None
     if made is None or not _joined_below(made):
         return node
     kind = traits(made).lowering
     if kind is Lowering.PAD:
         return _joins(_framed(made))
-    return term(made.op, *map(_joins, made.args), **dict(made.attrs))
+    args = [_joins(x) if i in part_args(made) else x for i, x in enumerate(made.args)]
+    return term(made.op, *args, **dict(made.attrs))
 
 
 def _joined_below(node: Node) -> bool:
-    """Whether a term is a concatenation or a pad of something, or a layout of one."""
+    """Whether a term is a concatenation, a scatter or a pad of something, or a layout of one."""
+    if is_scatter(node):
+        return True
     made = movement_term(node) if node.args else None
     if made is None:
         return False
@@ -238,13 +267,31 @@ def _framed(node: Node) -> Node:
 # ---------------------------------------------------------------- copies
 
 
-def copy_kernel(x: Node, number: int = 0) -> Node:
+def _fits(value: Node, layout: PartLayout) -> bool:
+    """Whether a kernel gives a value in tiles that have one row of those that are read first."""
+    maker, place = (value.args[0], value.attr("index")) if is_part(value) else (value, 0)
+    tile = maker.attr("body").outputs[place].shape
+    return all(tile[axis] == 1 for axis in layout.varying)
+
+
+def _copied(x: Node, number: int, layout: PartLayout, over: bool) -> Node:
+    """A copy of a part. That of an input below others is one of the tensor in memory, which the
+    caller may give in the memory of the result."""
+    if over and not layout.rows and traits(x).lowering in LAYOUTS:
+        return term(x.op, _copied(x.args[0], number, layout, over), **dict(x.attrs))
+    return copy_kernel(x, number, layout.varying)
+
+
+def copy_kernel(x: Node, number: int = 0, rows: Collection[int] = ()) -> Node:
     """The kernel that gives a tensor of fixed sizes as it is: for a part that is not computed.
-    Kernels of other numbers are other terms, as a part has one place."""
+    Kernels of other numbers are other terms, as a part has one place. A tile has one position along
+    the axes `rows`."""
     tile, grid, cuts = [int(n) for n in x.shape], list[int](), list[int]()
-    for axis, n in enumerate(x.shape):
-        if dim_product(tile) > COPIED and len(grid) < 3 and n != 1:
-            count = min(d for d in range(1, int(n) + 1) if n % d == 0 and (d == n or dim_product(tile) <= COPIED * d))
+    for axis in sorted(range(len(x.shape)), key=lambda axis: axis not in rows):
+        n = tile[axis]
+        if (dim_product(tile) > COPIED or axis in rows) and len(grid) < 3 and n != 1:
+            counts = [d for d in range(1, n + 1) if n % d == 0 and (d == n or dim_product(tile) <= COPIED * d)]
+            count = n if axis in rows else min(counts)
             tile[axis] //= count
             grid.append(count)
             cuts.append(axis)

@@ -98,7 +98,7 @@ def is_index_map(node: Node, found: IndexMap) -> bool:
     rng = np.random.default_rng(0)
     below = topological([node])
     arrays: dict[Node, Array] = {n: n.attr("value").numpy() for n in below if is_constant(n)}
-    gathers = [n for n in below if traits(n).lowering is Lowering.GATHER]
+    gathers = [n for n in below if traits(n).lowering in (Lowering.GATHER, Lowering.PICK)]
     for gather in gathers:
         count = int(gather.args[0].shape[gather.attr("axis")])
         rows = [n for n in topological([gather.args[1]]) if not n.args and n not in arrays]

@@ -415,7 +415,7 @@ class TermBuilder(Meaning[Node]):
 
 
 _PRIMITIVES = frozenset(
-    "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along".split()
+    "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along put".split()
 )
 TERMS = TermBuilder()
 

@@ -26,6 +26,7 @@ _Shapes = Sequence[Sequence[Dim]]
 Resize = Callable[[Mapping[str, Any], _Shapes, _Shapes, Mapping[int, Dim]], Mapping[str, Any]]
 Exact = Callable[[Sequence[Sequence[int]], int], bool]
 Decompose = Callable[[Node], Node | None]
+_StoredAt = Callable[[Node, Node], Node | None]
 Domain = str | Callable[[Any], Any]
 
 
@@ -66,7 +67,8 @@ class Traits:
     windowed operator without one has an attribute `kernel`, its sizes. `initializer`: ONNX Runtime
     takes the kernel as an initializer only. `layout`: ONNX Runtime may run the operator with
     channels last, or by several algorithms. `joins`: The attribute with the axis along which the
-    operator concatenates its operands. `parts`: The attribute with the sizes of the parts into
+    operator concatenates its operands. `updates`: The place of the operand that the operator writes
+    over elements of the first one. `parts`: The attribute with the sizes of the parts into
     which the operator cuts its operand. `converts`: The operator changes the dtype of its operand,
     which may round. `repeats`: The operator repeats its operand along axes, up to the shape that
     its attribute `shape` has. `rounds`: ONNX Runtime computes the operator on integers through
@@ -87,6 +89,7 @@ class Traits:
     """
 
     windowed: bool = False
+    updates: int | None = None
     lowering: Lowering | None = None
     kernel: int | None = None
     initializer: bool = False
@@ -112,6 +115,7 @@ class Traits:
     batch: Callable[[Node], bool] | None = None
     exact: Exact | None = None
     apart: Decompose | None = None
+    stored_at: _StoredAt | None = None
 
     def domain(self, attribute: str) -> Callable[[Domain], Domain]:
         """State how the verifier draws an attribute, by a function of
@@ -155,6 +159,15 @@ class Traits:
     def placing(self, hook: _Place) -> _Place:
         """State which box of its only operand a term is; None if it is not a single box."""
         self.place = hook
+        return hook
+
+    def storing(self, hook: _StoredAt) -> _StoredAt:
+        """State which elements of a result are the updates.
+
+        The hook gets the term and its result as a variable, and returns a movement of this
+        variable that gives the operand `updates`; None if there is none.
+        """
+        self.stored_at = hook
         return hook
 
     def margins(self, hook: FindMargin) -> FindMargin:

@@ -34,6 +34,8 @@ class Flops(Typed[float]):
             self.total += count(result)
         elif primitive in ("reduce", "cumulate"):
             self.total += count(operands[0])
+        elif primitive == "put" and fn is not None:
+            self.total += count(operands[1])
         elif primitive == "contract":
             letters_a, letters_b, _ = contraction(fn, operands[0].rank, operands[1].rank)
             sizes: dict[str, int] = {}

@@ -263,7 +263,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
 
     def started() -> Backend | None:
         try:
-            made = here(config.target.name)
+            made = here(config.target)
         except TasoMirageError:
             return None
         made.start()

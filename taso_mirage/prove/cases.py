@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import isfinite
 from typing import Any, TypeAlias
@@ -81,3 +81,15 @@ def decided(indices: Indices, given: Conditions, p: Poly) -> list[tuple[Conditio
         if joined is not None:
             found += decided(indices, joined, value)
     return found
+
+
+def cases_where(indices: Indices, conditions: Sequence[Dim], cases: Callable[[], Cases]) -> Cases:
+    """The cases under some conditions; none where those cannot hold."""
+    tidied = [indices.tidy(e) for e in conditions]
+    if any(e is False for e in tidied):
+        return ()
+    given = indices.joined((), [e for e in tidied if e is not True])
+    if given is None:
+        return ()
+    pieces = [(indices.joined(given, c), p) for c, p in cases()]
+    return tuple((c, p) for c, p in pieces if c is not None)

@@ -193,6 +193,16 @@ class Definedness(Meaning[Partial]):
         flags = [flag and self.xp.take(flag, indices.value, axis), own and self.xp.reshape(own, (*own.shape, *behind))]
         return self._without(value, flags)
 
+    def put(self, a: Partial, places: Sequence[Partial], updates: Partial, fn: np.ufunc | None = None) -> Partial:
+        at = [place.value for place in places]
+        value = self.xp.put(a.value, at, updates.value, fn)
+        flagged = any(x.undefined or x.pole for x in (a, updates))
+        fold = None if fn is None else np.maximum
+        own = self.xp.put(self._or_nowhere(a), at, self._or_nowhere(updates), fold) if flagged else None
+        flags = [self.unsettled(place) for place in places]
+        unknown = [f and self.xp.reduce(np.maximum, f, range(len(f.shape)), keepdims=False) for f in flags]
+        return self._without(value, [own, *unknown])
+
     def take_along(self, a: Partial, indices: Partial, axis: int) -> Partial:
         value = self.xp.take_along(a.value, indices.value, axis)
         flag = self.unsettled(a)

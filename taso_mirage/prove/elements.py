@@ -24,9 +24,11 @@ from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.prove import folds, machine, maxima
-from taso_mirage.prove.cases import Cases, broadcast_index, decided, finite, merged_cases, numeral, under_conditions
+from taso_mirage.prove.cases import Cases, broadcast_index, cases_where, decided, finite, merged_cases, numeral
+from taso_mirage.prove.cases import under_conditions as under
 from taso_mirage.prove.elementwise import converted, normal_form, reshaped
 from taso_mirage.prove.scalars import Scalars
+from taso_mirage.prove.updates import UpdatedElement
 
 _Index = tuple[Dim, ...]
 CASES = 300
@@ -60,6 +62,7 @@ class Elements(Meaning[Element]):
     def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
         self.indices = Indices(budget)
         self.algebra = Scalars(self.indices)
+        self._where = partial(cases_where, self.indices)
         self.unroll = unroll
         self.partial = False
         """Whether something was mapped that has no value at some operands."""
@@ -321,7 +324,7 @@ class Elements(Meaning[Element]):
             for condition in (e, -e - 1):
                 joined = self.indices.joined(given, [condition])
                 if joined is not None:
-                    split(joined, others, under_conditions(self.indices, joined, pieces, free))
+                    split(joined, others, under(self.indices, joined, pieces, free))
 
         split((), free, cases)
         return merged_cases(found)
@@ -352,17 +355,6 @@ class Elements(Meaning[Element]):
             return tuple(found)
 
         return Element(SHAPES.concat([x.type for x in xs], axis), read)
-
-    def _where(self, conditions: Sequence[Dim], cases: Callable[[], Cases]) -> Cases:
-        """The cases under some conditions; none where those cannot hold."""
-        decided = [self.indices.tidy(e) for e in conditions]
-        if any(e is False for e in decided):
-            return ()
-        given = self.indices.joined((), [e for e in decided if e is not True])
-        if given is None:
-            return ()
-        pieces = [(self.indices.joined(given, c), p) for c, p in cases()]
-        return tuple((c, p) for c, p in pieces if c is not None)
 
     def _case(self, condition: Dim, yes: Poly, no: Poly) -> Cases:
         return (
@@ -440,6 +432,15 @@ class Elements(Meaning[Element]):
             return self._looked(chosen, a.shape[axis], lambda at: a.at((*clean[:axis], at, *clean[axis + 1 :])))
 
         return Element(SHAPES.take_along(a.type, indices.type, axis), read)
+
+    def put(self, a: Element, places: Sequence[Element], updates: Element, fn: np.ufunc | None = None) -> Element:
+        dtype = a.type.dtype
+        types, function = [machine.modelled_dtype(dtype)] * 2, function_of(fn or np.add)
+
+        def folded(old: Cases, new: Cases) -> Cases:
+            return self.combined([old, new], lambda ps: normal_form(self.algebra, function, types, ps, dtype))
+
+        return Element(a.type, UpdatedElement(self.algebra, a, places, updates, folded if fn else None).read)
 
     def _looked(self, chosen: Cases, extent: Dim, read: Callable[[Dim], Cases]) -> Cases:
         found: list[tuple[Conditions, Poly]] = []

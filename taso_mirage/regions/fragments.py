@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import PreparedKinds
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import (
+    ABSENT,
     Graph,
     Node,
     Tensor,
@@ -37,7 +38,7 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.mugraph.free import FreeSizes, named_dims
 from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
-from taso_mirage.mugraph.goal import LOADED, MADE
+from taso_mirage.mugraph.goal import MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
@@ -45,9 +46,11 @@ from taso_mirage.mugraph.opaque_functions import is_defined
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.stores import is_scatter, part_args
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
 from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
+from taso_mirage.regions.region_labels import is_loaded, region_labels
 from taso_mirage.rewriting.derived_traits import multiplies
 
 OPERATORS, INPUTS = 24, 8
@@ -155,8 +158,8 @@ class _Growing:
         """Whether terms are a goal of such a kernel, at fixed sizes: some depend on the data."""
         try:
             goal = self.fragment(members)
-            sizes = (n for x in goal if isinstance(x.type, Tensor) for n in x.shape)
-            return kinds.read(goal) is not None and all(isinstance(n, int) for n in sizes)
+            shapes = [x.shape for x in goal if isinstance(x.type, Tensor)]  # else it has several results
+            return kinds.read(goal) is not None and all(isinstance(n, int) for shape in shapes for n in shape)
         except (LookupError, TypeError, TasoMirageError):
             return False
 
@@ -214,7 +217,7 @@ class _Growing:
             graph, leaves = canonical_region(members, results, self.sizes)
             if any(not isinstance(o.type, Tensor) or o.dtype not in MADE for o in graph.outputs):
                 return None
-            found = self._labelled(graph) or self._repeating(graph)
+            found = self._labelled(graph) or self._repeating(graph) or self._writing(node, graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
         if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
@@ -265,12 +268,17 @@ class _Growing:
         other = term("mul", result, variable("other", result.tensor)) if is_computed(result.dtype) else None
         return None if more or other is None else self._labelled(Graph(graph.inputs, (other,)))
 
+    def _writing(self, node: Node, graph: Graph) -> Labelled | None:
+        """The labels of the updates of one that writes them over other data, of fixed sizes."""
+        fixed = all(isinstance(n, int) for x in (node, *node.args) if x is not ABSENT for n in x.shape)
+        written = graph.outputs[0]
+        if not fixed or not is_scatter(written):
+            return None
+        return self._repeating(Graph(graph.inputs, (written.args[part_args(written)[1]],)))
+
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
-            try:
-                self.labels[graph] = core_labels(graph)
-            except (TasoMirageError, LookupError, TypeError, ValueError):
-                self.labels[graph] = None
+            self.labels[graph] = region_labels(graph)
         return self.labels[graph]
 
     # ------------------------------------------------------------ growth
@@ -350,19 +358,10 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
-        given = all(is_computed(o.dtype) for o in graph.outputs) and self._loaded(graph)
+        given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
         if not given or operands_read(graph) > INPUTS * self.lanes:
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
-
-    def _loaded(self, graph: Graph) -> bool:
-        """Whether kernels load all inputs, or read rows of others by them."""
-        if all(x.dtype in LOADED for x in graph.inputs):
-            return True
-        try:
-            return all(x.dtype in LOADED for x in moved_goal(graph).core.inputs)
-        except Unsupported:
-            return False
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and

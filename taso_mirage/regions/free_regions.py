@@ -23,7 +23,7 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.meanings.conditions import linear
 from taso_mirage.mugraph.collapsed import equal_results, run_exactly
-from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, named_dims, with_free_names
+from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, named_dims
 from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.integer_operands import of_integers_or_floats
@@ -99,8 +99,9 @@ def free_kind(
         measured = tuple((name, evaluate(dim, sizes)) for name, dim in _dims(site, free).items())
         whole = resized(site, sizes)
         if prepared is not None and prepared.prepared(whole, site.inputs) is not None:
-            with_free_names(whole, free)
-            return EqualRegions(whole, whole, free=free, measured=measured)
+            named = named_dims([n.shape for n in site.inputs]).symbols
+            every = prepared.at_every_size(whole, lambda: resized(site, named), free)
+            return EqualRegions(whole, whole, free=free, measured=measured) if every else None
         goal, free = _with_tiles(site, goal, free, sizes)
         if (goal, free) not in known:
             known[goal, free] = follows(site, goal, free)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.ir.mugraph import kernels
@@ -64,10 +63,11 @@ def survey(
     regions: Sequence[KernelRegion],
     budget: float,
     known: Mapping[Graph, Mapping[str, Any]],
+    device: Device,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Surveyed]:
-    """Every region with its result; the unused part of its share of `budget`, in seconds, is for
-    those after it.
+    """Every region with its result, predicted for a device; the unused part of its share of
+    `budget`, in seconds, is for those after it.
 
     `known`: the result of `survey_data` for a graph in an earlier survey. Once `stop` says so, the
     rest is not searched.
@@ -80,12 +80,14 @@ def survey(
             continue
         share = max(end - time.monotonic(), 0.0) / (len(regions) - place)
         try:
-            yield _searched(region, share, single, stop)
+            yield _searched(region, share, single, device, stop)
         except SurveyStopped:
             yield Surveyed(region, None, "its search was interrupted", 0.0, 0.0, {})
 
 
-def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], stop: Callable[[], bool]) -> Surveyed:
+def _searched(
+    region: KernelRegion, budget: float, single: dict[Graph, float], device: Device, stop: Callable[[], bool]
+) -> Surveyed:
     def progress(stage: str, done: int, total: int) -> None:
         if stop():
             raise SurveyStopped
@@ -94,7 +96,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
     progress("start", 0, 0)
     found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
     try:
-        search = Search(region.graph, SearchOptions(), H100, 0)
+        search = Search(region.graph, SearchOptions(), device, 0)
         found = next(iter(search.run(1, budget, progress)), None)
         statistics = asdict(search.statistics)
     except SurveyStopped:
@@ -103,7 +105,7 @@ def _searched(region: KernelRegion, budget: float, single: dict[Graph, float], s
         problem = str(error)
     except Exception as error:  # a bug, which must not lose the results of the other regions
         problem = f"internal error, please report it: {type(error).__name__}: {error}"
-    apart = sum(_single(node, single, progress, H100) for node in region.operators)
+    apart = sum(_single(node, single, progress, device) for node in region.operators)
     return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)
 
 
@@ -148,13 +150,13 @@ def survey_data(each: Surveyed) -> dict[str, Any]:
     }
 
 
-def known_regions(rows: Any) -> dict[Graph, Mapping[str, Any]]:
-    """The regions of an earlier survey for which a muGraph was found.
+def known_regions(rows: Any, device: Device) -> dict[Graph, Mapping[str, Any]]:
+    """The regions of an earlier survey for which a muGraph was found for a device.
 
     Raises SyntaxProblem for a value that is no such survey.
     """
     try:
-        done = [row for row in rows if row["mugraph"] is not None and row["device"] == H100.name]
+        done = [row for row in rows if row["mugraph"] is not None and row["device"] == device.name]
         return {from_json(row["goal"]): row for row in done}
     except (TypeError, LookupError) as error:
         raise SyntaxProblem(f"no survey of regions: {type(error).__name__}: {error}") from None

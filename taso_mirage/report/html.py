@@ -34,7 +34,7 @@ from taso_mirage.report.times import OperatorPair, by_operator, profiled_pairs
 from taso_mirage.report.whereabouts import difference_text, region_view, run_events, whereabouts
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.system.files import write_file
-from taso_mirage.system.terminal import duration
+from taso_mirage.system.terminal import duration, plural
 from taso_mirage.version import __version__
 
 OPEN = 3
@@ -103,9 +103,14 @@ def headline(result: Result) -> str:
     if not result.changed:
         return f"{said}."
     before, after = result.seconds_before_after
-    measured = f"measured on {result.target.name}"
+    measured = f"measured on {result.target.name}{_threads(result)}"
     how = "by prediction alone: nothing was measured" if result.timing is None else measured
     return f"{said}: {duration(after)} instead of {duration(before)}, {how}."
+
+
+def _threads(result: Result) -> str:
+    threads = result.target.stamp.threads
+    return f" with {plural(threads, 'thread')}" if threads else ""
 
 
 def most_of_it(explained: Sequence[Explanation]) -> str:

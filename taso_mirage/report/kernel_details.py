@@ -1,5 +1,5 @@
-"""A muGraph in full: its text, and of each kernel the schedule, an estimate and the generated
-program.
+"""A muGraph in full: its text, the generated program, and for a GPU the schedule and an estimate of
+each kernel.
 
 The estimate is that of the tuner (`emit/estimates.py`), which compares schedules of one kernel. The
 search compares muGraphs by another model (`mugraph/kernel_seconds.py`), so the two do not add up.
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.estimates import Estimate, estimated
 from taso_mirage.emit.gpu.program import TritonLaunch, TritonProgram
 from taso_mirage.ir.dims import show_shape
@@ -57,13 +59,20 @@ def kernel_details(program: TritonProgram) -> list[KernelDetails]:
     return [KernelDetails(launch, estimated(program, launch)) for launch in program.launches]
 
 
+def program_source(found: FoundMuGraph) -> str:
+    """The program of a muGraph: C++ for a CPU, Triton for a GPU.
+
+    Raises TasoMirageError where it has none.
+    """
+    return generate_cpp(found.graph) if found.device == CPU_DEVICE.name else found.program().source
+
+
 def details_data(found: FoundMuGraph) -> dict[str, Any]:
     """The kernels and the program of a muGraph, for `json.dump`.
 
     Raises TasoMirageError where it has no program.
     """
-    program = found.program()
-    return {"launches": [each.data for each in kernel_details(program)], "source": program.source}
+    return {"launches": [each.data for each in _launches(found)], "source": program_source(found)}
 
 
 def details_lines(found: FoundMuGraph) -> Iterator[str]:
@@ -73,8 +82,12 @@ def details_lines(found: FoundMuGraph) -> Iterator[str]:
     """
     yield from show_graph(found.graph, "mugraph").splitlines()
     yield ""
-    program = found.program()
-    for each in kernel_details(program):
+    for each in _launches(found):
         yield from each.lines
     yield ""
-    yield from program.source.splitlines()
+    yield from program_source(found).splitlines()
+
+
+def _launches(found: FoundMuGraph) -> list[KernelDetails]:
+    """The launches of a program for a GPU; none for a CPU, where the program is one function."""
+    return [] if found.device == CPU_DEVICE.name else kernel_details(found.program())

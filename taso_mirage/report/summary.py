@@ -172,12 +172,12 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
         console.print(one_line(f"left: {result.left}"), highlight=False, markup=False)
     if not result.changed:
         console.print("The original's graph was kept.", highlight=False)
-    if result.target.options:
+    if result.target.stamp.options:
         said = ", ".join(f"{name}={value}" for name, value in result.target.stamp.options)
         console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
     if written:
-        plain = "" if result.target.stamp.options else "; any ONNX Runtime opens it, too"
+        plain = "; any ONNX Runtime opens it, too" if result.target.stamp.target == "cpu" else ""
         said = f"open it with {opening_line(result, written)}{plain}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
     if spending:

@@ -17,9 +17,11 @@ POWER = "power"
 """The further note of an exponential."""
 EACH = frozenset({"map", "choice", "cast", "scalar", POWER})
 """Primitives that compute an element from the same element of each operand."""
-COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
+COPIES = frozenset(
+    "choice scalar constant reshape transpose expand concat slice pad window take take_along put".split()
+)
 """Primitives that only move elements of their operands, or constants."""
-MOVES = COPIES - frozenset("choice scalar constant pad window take take_along".split())
+MOVES = COPIES - frozenset("choice scalar constant pad window take take_along put".split())
 """Primitives whose results contain only elements of their operands."""
 
 
@@ -30,7 +32,11 @@ class _Primitives(Typed[None]):
         self.used: set[str] = set()
 
     def note(self, primitive: str, fn: Any, notes: Sequence[None], operands: Sequence[Tensor], result: Tensor) -> None:
-        special = {"constant": ("scalar", result.shape == ()), "map": ("choice", fn is np.where)}
+        special = {
+            "constant": ("scalar", result.shape == ()),
+            "map": ("choice", fn is np.where),
+            "put": ("fold", fn is not None),
+        }
         name, holds = special.get(primitive, ("", False))
         self.used.add(name if holds else primitive)
         if fn is np.exp:

@@ -7,8 +7,11 @@ entry point of another package (docs/plugins.md).
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 from taso_mirage import plugins
+from taso_mirage.devices.cpu.options import THREADS
+from taso_mirage.devices.stamp import known_options
 from taso_mirage.errors import InvalidOption
 from taso_mirage.system.wording import option
 from taso_mirage.targets.cpu.target import CPU
@@ -38,4 +41,16 @@ def target(name: str) -> Target:
     there = dir(made)
     if lacking := next((each for each in dir(Target) if not each.startswith("_") and each not in there), None):
         raise found.refused(f"gives no target: it has no {lacking!r} (taso_mirage.targets.protocol.Target)")
+    return made
+
+
+def on_threads(target: Target, threads: int) -> Target:
+    """The target with a number of threads for each run.
+
+    Raises InvalidOption where its runtime has no such option.
+    """
+    if THREADS not in (known_options(target.name) or {}):
+        raise InvalidOption(f"{option('threads', threads)}: {target.name} takes no number of threads; leave it out")
+    others = tuple(each for each in target.options if each[0] != THREADS)
+    made: Target = replace(target, options=(*others, (THREADS, str(threads))))  # type: ignore[type-var]
     return made

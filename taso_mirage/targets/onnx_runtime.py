@@ -47,21 +47,22 @@ def inference_session(
     dump: str = "",
     optimized: bool = True,
     profile: str = "",
-    serial: bool = False,
+    threads: int = 0,
     resting: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
     `apart`: the result of `ort_values`; `dump`: a file for the model that the runtime makes of this
     one, with its weights beside it; `profile`: the beginning of the name of a file of its profiler;
-    `serial`: runs are on one thread, the caller's; `resting`: threads sleep between runs.
+    `threads`: of a run, with the caller's; 0: as many as there are cores; `resting`: threads sleep
+    between runs.
     """
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
     options = resting_options() if resting else onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = int(serial)  # 0: as many as there are cores
+    options.intra_op_num_threads = threads
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     if dump:
@@ -77,9 +78,9 @@ def inference_session(
     return opened_session(source, providers, options)
 
 
-def opened_session(source: Source, providers: Sequence[Provider], options: Any = None) -> Any:
+def opened_session(source: Source, providers: Sequence[Provider], options: Any = None, threads: int = 0) -> Any:
     """The only function that creates an `onnxruntime.InferenceSession`, also in a user's process,
-    with the user's options, if given.
+    with the user's options, if given. `threads`: of a run, unless the options say so.
 
     The library of kernels is registered only for a `Trusted` model; for other models the functions
     of the kernels run. A file is read as ONNX, independent of its name and first bytes.
@@ -87,6 +88,7 @@ def opened_session(source: Source, providers: Sequence[Provider], options: Any =
     import onnxruntime
 
     options = options or onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.intra_op_num_threads or threads
     options.add_session_config_entry("session.load_model_format", "ONNX")
     model = plain(source)
     if isinstance(source, Trusted) and carries_kernels(model):

@@ -51,7 +51,9 @@ class TimedNode:
     seconds: float
 
 
-def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float) -> list[RunNode]:
+def profiled(
+    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int = 0
+) -> list[RunNode]:
     """The nodes of the optimized model, in its order.
 
     The optimized model is written, its nodes are numbered, and it runs without further
@@ -61,7 +63,7 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
         path = os.path.join(folder, "optimized.onnx")
         inference_session(source, providers, dump=path)
         nodes, held = number_nodes(path)
-        events = _events(path, providers, inputs, seconds)
+        events = _events(path, providers, inputs, seconds, threads)
     found = []
     for number, node in nodes.items():
         mine = events.get(number, [])
@@ -76,10 +78,10 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
 
 
 def _events(
-    path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float
+    path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int
 ) -> dict[str, list[dict[str, Any]]]:
     """The profiler's events of each node, run by run without the first."""
-    session = inference_session(path, providers, optimized=False, profile=path)
+    session = inference_session(path, providers, optimized=False, profile=path, threads=threads)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     events, runs = _recorded(session, inputs, seconds)
     for event in filter(_of_node, events):
@@ -106,7 +108,7 @@ def _of_node(event: Mapping[str, Any]) -> bool:
 
 
 def profiled_seconds(
-    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float
+    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int = 0
 ) -> tuple[list[TimedNode], float]:
     """The nodes of the model that runs, kernels of a `Trusted` model among them, in the order of a
     run with the seconds of each, and the seconds of a run without the profiler: of some runs of the
@@ -118,9 +120,9 @@ def profiled_seconds(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = "" if isinstance(plain(source), str) else os.path.join(folder, "optimized.onnx")
-        fast = run_of(inference_session(source, providers, dump=path), inputs)
+        fast = run_of(inference_session(source, providers, dump=path, threads=threads), inputs)
         values = node_values(path) if path else {}
-        session = inference_session(source, providers, profile=os.path.join(folder, "runs"))
+        session = inference_session(source, providers, profile=os.path.join(folder, "runs"), threads=threads)
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin while the other model runs
     return _timed_nodes(events, values), _quartile([timed(fast) for _ in range(runs)][1:])

@@ -273,6 +273,11 @@ class TorchMeaning(Meaning[Any]):
         places = indices.long()
         return a.gather(axis, torch.where(places < 0, places + a.shape[axis], places))
 
+    def put(self, a: Any, places: Sequence[Any], updates: Any, fn: np.ufunc | None = None) -> Any:
+        if fn not in (None, np.add):
+            raise Unsupported(f"PyTorch has no scatter that folds by {scalar_name(fn)} along several axes")
+        return a.index_put(tuple([place.long() for place in places]), updates, accumulate=fn is not None)
+
 
 def _function(fn: Scalar) -> Callable[..., Any]:
     """PyTorch's function of elements for numpy's, or for a record's."""

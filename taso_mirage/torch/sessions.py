@@ -132,7 +132,8 @@ class Sessions:
 
     def _open(self, source: Source, tf32: bool) -> OpenSession:
         if self._stream is None:
-            return OpenSession(opened_session(source, CPU.stamp.providers(), resting_options()))
+            threads = int(self._optimizing.get("threads") or 0)
+            return OpenSession(opened_session(source, CPU.stamp.providers(), resting_options(), threads))
         with TURN, torch.cuda.device(self._device):  # the runtime leaves its own device current
             return OpenSession(*session_on_stream(source, self._stream.cuda_stream, tf32))
 

@@ -4,6 +4,8 @@ what is true."""
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +81,21 @@ def test_a_refusal_names_the_operator(checks: ModuleType) -> None:
         "def graph(x: input('x', float32[4, 8])):\n    y = reduce_prod(x, axes=(1,), keepdims=1)\n    return y"
     )
     assert "the term reduce_prod" in step(checks, "labels", graph)["problem"]
+
+
+@pytest.mark.sampled(3)
+def test_all_refusals_name_an_operator_and_its_shapes(bench: ModuleType, checks: ModuleType) -> None:
+    """The refusals of pieces of models, and of compositions by a seed of which some are refused."""
+    corpus = json.loads(importlib.import_module("goal_corpus").CORPUS.read_text())
+    graphs = [parse_graph("\n".join(each["goal"])) for each in corpus["pieces"]]
+    graphs += [bench.composition(f"9 {i}", corpus["follow"])[1] for i in range(120)]
+    texts = [(graph, step(checks, "labels", graph).get("problem")) for graph in graphs]
+    refused = [(graph, text) for graph, text in texts if text is not None]
+    assert refused
+    for graph, text in refused:
+        named = re.match(r"(\w+)\((\w+\[[\d, ]*\](, )?)+\) -> \w+\[[\d, ]*\]: .+", text)
+        assert named, text
+        assert named[1] in {n.op for n in graph}, text
 
 
 GOAL = parse_graph("""\

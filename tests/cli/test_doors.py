@@ -196,6 +196,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--effort": ("--effort", "quick"),
     "--strategy": ("--strategy", "saturate"),
     "--shape": ("--shape", "batch:3"),
+    "--threads": ("--threads", "1"),
     "--inputs": ("--inputs", "x.npz"),
     "--budget": ("--budget", "0.5"),
     "--run-limit": ("--run-limit", "20"),

@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 from models.workloads import BEYOND, PAPER, command
 from taso_mirage.cli.commands import app
 from taso_mirage.cli.kernels import normal
+from taso_mirage.devices.cuda.device import H100
+from taso_mirage.emit.cpu.native_kernel import build
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.mugraph.checkpoint import from_json, to_json
@@ -36,6 +38,7 @@ from taso_mirage.verdicts import Evidence
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2
+CUDA = ("--target", "cuda")
 
 
 def gated(rows: int | str = ROWS) -> onnx.ModelProto:
@@ -89,8 +92,10 @@ def operators(region: KernelRegion) -> list[str]:
 
 
 def kernels(*arguments: object) -> dict[str, Any]:
-    """The command's output as JSON."""
-    done = CliRunner().invoke(app, ["kernels", *map(str, arguments), "--json"], catch_exceptions=False)
+    """The command's output as JSON, for the GPU that is there or an H100, unless another target is
+    named."""
+    target = () if "--target" in arguments else CUDA
+    done = CliRunner().invoke(app, ["kernels", *map(str, (*arguments, *target)), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -159,7 +164,7 @@ def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path, found:
 
 
 def test_the_text_names_places_kernels_and_evidence(model: Path, found: Path) -> None:
-    done = CliRunner().invoke(app, ["kernels", str(model), "--checkpoint", str(found)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["kernels", *CUDA, str(model), "--checkpoint", str(found)], catch_exceptions=False)
     assert "gated.onnx: 1 region in 2 places" in done.stdout
     assert "2 places, from layer0/squares, layer1/squares" in done.stdout
     assert "kernel of " in done.stdout
@@ -170,7 +175,7 @@ def test_the_text_names_places_kernels_and_evidence(model: Path, found: Path) ->
 def test_one_region_is_shown_with_its_schedule_estimate_and_program(model: Path, found: Path) -> None:
     given = [str(model), "--checkpoint", str(found), "--show", "1"]
     (row,) = kernels(*given)["regions"]
-    done = CliRunner().invoke(app, ["kernels", *given], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["kernels", *CUDA, *given], catch_exceptions=False)
     assert len(row["launches"]) == len(row["kernels"])
     assert all(0 < each["tuner_seconds"] < 1e-3 and each["waves"] >= 1 for each in row["launches"])
     assert [each["grid"] for each in row["launches"]] == [each["grid"] for each in row["kernels"]]
@@ -212,6 +217,31 @@ def test_programs_and_the_page_are_written(model: Path, found: Path, tmp_path: P
     assert "def graph(" in text
 
 
+def test_without_a_gpu_times_and_programs_are_the_cpus(
+    model: Path, found: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region of a checkpoint for a GPU is searched again, because times differ."""
+    monkeypatch.setattr("taso_mirage.devices.cuda.device.gpu", lambda: None)
+    kept, folder = tmp_path / "kept.json", tmp_path / "programs"
+    kept.write_bytes(found.read_bytes())
+    given = ["kernels", str(model), "--checkpoint", str(kept), "-o", str(folder), "--show", "1"]
+    done = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    source = (folder / "region1.cpp").read_text()
+    assert source.strip() in done.stdout
+    assert build(source, tmp_path / "built").exists()
+    (row,) = kernels(model, "--checkpoint", kept, "--target", "cpu")["regions"]
+    (other,) = kernels(model, "--checkpoint", found)["regions"]
+    assert (row["device"], other["device"]) == ("CPU", "H100")
+    assert 0 < row["seconds"]["fused"] < row["seconds"]["apart"]
+    assert row["seconds"]["apart"] > other["seconds"]["apart"]
+
+
+def test_a_target_without_kernels_has_none_to_list(model: Path) -> None:
+    with pytest.raises(InvalidOption, match="--target openvino: there are no fused kernels for it"):
+        CliRunner().invoke(app, ["kernels", str(model), "--target", "openvino"], catch_exceptions=False)
+
+
 def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "kept.json"
     first = kernels(model, "--budget", 20, "--checkpoint", kept)
@@ -236,8 +266,8 @@ def test_another_file_is_no_checkpoint(model: Path, tmp_path: Path, text: str) -
 def test_the_first_interrupt_keeps_what_was_found(model: Path) -> None:
     (region,) = kernel_regions(load(model), {})
     pressed = iter([False] * 1000)
-    before = list(survey([region], 20, {}, lambda: next(pressed)))
-    after = list(survey([region, region], 20, {}, lambda: True))
+    before = list(survey([region], 20, {}, H100, lambda: next(pressed)))
+    after = list(survey([region, region], 20, {}, H100, lambda: True))
     assert [each.found is None for each in (*before, *after)] == [False, True, True]
     assert "interrupted" in after[0].problem
 

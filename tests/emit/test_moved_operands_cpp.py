@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from moved_operands import MOVED, arrays, chained, decoded
 from native_kernels import QUICK, exact, sanitized
+from scattered_goals import scattered
 from stored_goals import parted
 
 from taso_mirage.emit import cpp
@@ -35,7 +36,7 @@ DTYPES = ("float32", "float16")
 @cache
 def graphs() -> dict[str, Graph]:
     named = {f"{name.replace(' ', '_')}_{dtype}": make(dtype) for name, make in MOVED.items() for dtype in DTYPES}
-    return named | parted() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
+    return named | parted() | scattered() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +69,8 @@ def test_a_kernel_over_moved_operands_computes_its_meaning(library: Path, name: 
 
 def test_no_element_is_read_outside_of_its_tensor(tmp_path: Path) -> None:
     """Sanitizers find no error, with rows of every kind: negative ones, and too large ones."""
-    few = {
-        name: graph for name, graph in [*list(graphs().items())[:30], *parted().items()] if not name.endswith("float16")
-    }
+    stored = {**parted(), **scattered()}
+    few = {name: graph for name, graph in [*list(graphs().items())[:30], *stored.items()] if "float16" not in name}
     sanitized(few, tmp_path, ("0", "-3", "99"))
 
 

@@ -12,6 +12,7 @@ import pytest
 from moved_operands import IN_BODIES, MOVED, arrays, chained, joined, padded
 from mugraphs import kernel, leaf
 from native_kernels import exact
+from scattered_goals import scattered
 from stored_goals import parted
 
 from taso_mirage.emit import triton as codegen
@@ -33,7 +34,7 @@ def graphs() -> dict[str, Graph]:
         for dtype in DTYPES
         if name != IN_BODIES
     }
-    return named | parted() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
+    return named | parted() | scattered() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
 
 
 @pytest.fixture(scope="module")

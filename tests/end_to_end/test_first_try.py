@@ -112,18 +112,46 @@ def test_further_sizes_that_were_left_out_are_said_in_one_line() -> None:
 GIVEN = {"x": np.linspace(-1, 1, 32, dtype=np.float32), "rate": np.array(16000)}
 
 
-def test_the_users_inputs_replace_the_draws() -> None:
+def test_the_users_inputs_come_before_the_draws() -> None:
+    """The rate is kept, because it chooses a branch; the rest is drawn as without inputs."""
     result = run(branches(), inputs=(GIVEN,))
     assert result.changed
-    assert len(result.cases) == 4
-    assert all(case.inputs["rate"] == 16000 and case.inputs["x"].shape == (32,) for case in result.cases)
-    drawn = [case.inputs["x"] for case in result.cases[1:]]
-    assert all(np.abs(x).max() <= 1 and not np.array_equal(x, GIVEN["x"]) for x in drawn)
+    names = [case.name for case in result.cases]
+    assert names[:4] == ["the given inputs 1", "random inputs 1", "random inputs 2", "random inputs 3"]
+    assert [case.inputs["x"].shape for case in result.cases[4:]] == [(35,), (31,)]
+    assert all(case.inputs["rate"] == 16000 for case in result.cases)
+    assert max(np.abs(case.inputs["x"]).max() for case in result.cases[1:4]) > 1
+
+
+def test_integers_are_drawn_beside_the_users_if_the_original_runs_there() -> None:
+    nodes = [h.make_node("Gather", ["t", "i"], ["g"]), h.make_node("Relu", ["g"], ["y"])]
+    made = proto(nodes, [V("i", T.INT64, [3])], [V("y", F, [3])], t=np.ones(5, np.float32))
+    result = run(made, inputs=({"i": np.array([2, 2, 1])},))
+    drawn = [case.inputs["i"] for case in result.cases[1:4]]
+    assert [case.name for case in result.cases][1:4] == ["random inputs 1", "random inputs 2", "random inputs 3"]
+    assert any(list(i) != [2, 2, 1] for i in drawn)
+
+
+def test_the_users_floats_are_varied_if_the_original_runs_on_no_others() -> None:
+    """A float chooses one of two rows of a table, and 2.1 chooses none."""
+    nodes = [
+        h.make_node("Cast", ["f"], ["i"], to=T.INT64),
+        h.make_node("Gather", ["t", "i"], ["g"]),
+        h.make_node("Neg", ["g"], ["m"]),
+        h.make_node("Neg", ["m"], ["y"]),
+    ]
+    made = proto(nodes, [V("f", F, [512])], [V("y", F, [512])], t=np.ones(2, np.float32))
+    given = {"f": np.linspace(0, 1.9, 512, dtype=np.float32)}
+    result = run(made, inputs=(given,))
+    assert result.changed
+    others = [f"the given integers with other floats {i}" for i in (1, 2, 3)]
+    assert [case.name for case in result.cases] == ["the given inputs 1", *others]
+    assert any("no random inputs beside the given ones" in note for note in result.notes)
 
 
 def test_sizes_that_the_users_inputs_do_not_have_are_drawn_beside_their_integers() -> None:
     result = run(branches(), inputs=(GIVEN,), shapes=(({"n": 32}, 2.0), ({"n": 5}, 1.0)))
-    assert {case.inputs["x"].shape for case in result.cases} == {(32,), (5,)}
+    assert [case.inputs["x"].shape for case in result.cases] == [*[(32,)] * 4, (5,), (35,), (31,)]
     assert all(case.inputs["rate"] == 16000 for case in result.cases)
 
 

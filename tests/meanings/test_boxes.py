@@ -107,6 +107,7 @@ REFUSED |= {
     "skip_rms_norm_sum",
 }  # for their other result
 REFUSED |= {"dequantize", "matmul_integer_to_float", "qgemm"}  # scales of few numbers, and integers
+REFUSED |= {"scatter_nd", "scatter_elements", "scatter", "tensor_scatter"}  # as for gathers
 
 
 def test_what_is_refused_though_it_is_multilinear() -> None:

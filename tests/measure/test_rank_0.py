@@ -84,11 +84,11 @@ def test_results_of_operators_go_into_an_opaque_node(made: str) -> None:
     assert len(found.cases) == 3
 
 
-def test_a_float_that_was_given_is_varied() -> None:
+def test_a_float_is_drawn_beside_the_given_one() -> None:
     nodes = [helper.make_node("Mul", ["x", "k"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
     made = proto(nodes, [value("x", T.FLOAT, [3]), value("k", T.FLOAT, [])], [value("y", T.FLOAT, [3])])
     found = result(made, inputs=[{"x": np.ones(3, np.float32), "k": np.array(2, np.float32)}])
-    assert [case.name for case in found.cases][1:] == [f"the given integers with other floats {i}" for i in (1, 2, 3)]
+    assert [case.name for case in found.cases][1:] == [f"random inputs {i}" for i in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("number", [np.float32(2), np.float16(2), np.bool_(True), np.int8(2), np.uint64(2)])

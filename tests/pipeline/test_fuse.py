@@ -27,7 +27,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import Session, open_in_child, runnable
-from taso_mirage.measure.target import CPU, CUDA, TARGETS, Target
+from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, Target
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import (
@@ -367,7 +367,7 @@ def test_without_a_compiler_the_model_is_optimized_all_the_same(
         found = optimize_model(plain().original, replace(CONFIG, budget=1.0, kernels=usual_mode(CONFIG)))
         assert any(note.startswith("no kernels: there is no C++ compiler") for note in found.notes)
         with pytest.raises(RuntimeUnavailable, match=r"no C\+\+ compiler"):
-            check_mode("search", True, "cpu")
+            check_mode("search", True, CPU)
     finally:
         compilers.compiler.cache_clear()
 
@@ -448,7 +448,7 @@ def test_without_a_gpu_a_note_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_a_target_without_kernels_says_so() -> None:
     assert [name for name, each in TARGETS.items() if each.lowering is None] == ["openvino"]
     with pytest.raises(InvalidOption, match="no fused kernels for the target openvino"):
-        lowering.here("openvino")
+        lowering.here(OPENVINO)
     assert usual_mode(replace(CONFIG, target=TARGETS["openvino"])) == "off"
 
 

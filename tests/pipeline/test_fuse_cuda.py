@@ -413,6 +413,6 @@ def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.Monke
 def test_the_gpu_that_is_there_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "gpu", lambda: Gpu("NVIDIA A100", 80, 108, 163 * 1024, 1.555e12))
     monkeypatch.setattr(cuda.tune, "gpu_and_versions", lambda: "NVIDIA A100")
-    found = lowering.here("cuda")
+    found = lowering.here(CUDA)
     assert (found.key, found.device.processors, found.device.shared) == ("NVIDIA A100", 108, 163 * 1024)
     assert found.device.bandwidth == pytest.approx(1.39e12, rel=0.01)

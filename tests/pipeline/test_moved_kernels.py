@@ -12,7 +12,7 @@ from moved_goals import part
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
@@ -56,7 +56,31 @@ def framed() -> Graph:
     return Graph((x,), (term("softmax", term("mul", wide, constant(0.5, "float32")), axis=1),))
 
 
+def projected(width: int = 32) -> Node:
+    """The gated key of a token."""
+    key = term("matmul", leaf("token", 1, 64), leaf("w", 64, width))
+    return term("mul", key, term("sigmoid", leaf("gate", 1, width)))
+
+
+def appended() -> Graph:
+    """A cache with a new row behind it."""
+    past = leaf("past", 40, 32)
+    key = projected()
+    return Graph((past, *leaves(key)), (term("concat", past, key, axis=0),))
+
+
+def written() -> Graph:
+    """A cache with a new row at the position that a run gives."""
+    cache, at, key = leaf("cache", 40, 32), variable("at", Tensor("int64", (1, 1))), projected()
+    return Graph((cache, at, *leaves(key)), (term("scatter_nd", cache, at, key),))
+
+
+def leaves(x: Node) -> tuple[Node, ...]:
+    return tuple([n for n in topological([x]) if n.op == "input"])
+
+
 GRAPHS = {"rotary": rotary, "attention": attention, "gated": gated, "framed": framed}
+GRAPHS |= {"appended": appended, "written": written}
 
 
 def model(graph: Graph) -> Model:
@@ -72,6 +96,6 @@ def test_a_kernel_takes_the_place_of_movements(name: str, tmp_path: Path, monkey
     plain = optimize_model(model(GRAPHS[name]()), replace(config, measure=False, budget=0.0))
     found = fused(replace(plain, model=plain.original, steps=(), changed=False), config, "search")
     assert kernels(found) == 1, found.notes
-    assert not {n.op for n in found.model.graph} & {"slice", "concat", "split", "pad"}
+    assert not {n.op for n in found.model.graph} & {"slice", "concat", "split", "pad", "scatter_nd", "matmul"}
     assert found.differences
     assert all(d.passed for d in found.differences)

@@ -183,7 +183,8 @@ def test_predicted_kernels_of_all_kinds_are_one_set_before_any_is_tuned(budget: 
 
 
 def test_a_tuned_kernel_takes_the_place_of_the_predicted_one() -> None:
-    """The tuned kernels are tried alone, against the model with the predicted kernels of all kinds."""
+    """The tuned kernels are tried alone, against the model with the predicted kernels of all
+    kinds."""
     planted = Planted(20.0, predicted=list(PLANTED)).run()
     assert planted.trials[1] == planted.made[: len(planted.trials[1])]
     assert len(planted.model) == len({*planted.model}) == len(PLANTED)

@@ -99,3 +99,27 @@ def test_an_operator_that_projects_its_attention_is_in_no_region() -> None:
     found = fragments(weighted(term("relu", term("matmul", packed, out))), {})
     ((graph, _),) = found.items()
     assert [n.op for n in graph if n.args] == ["matmul", "relu"]
+
+
+def written(rows: Dim, gate: bool = True) -> Graph:
+    """A cache with a gated key at a position of a run, and attention to it."""
+    cache, at = leaf("cache", rows, 64), variable("at", Tensor("int64", (1, 1)))
+    key, query = leaf("key", 1, 64), leaf("query", 1, 64)
+    new = term("mul", key, term("sigmoid", term("exp", key))) if gate else key
+    keys = term("scatter_nd", cache, at, new)
+    scores = term("softmax", term("matmul", query, term("transpose", keys, perm=(1, 0))), axis=1)
+    return Graph((cache, at, key, query), (keys, term("matmul", scores, keys)))
+
+
+def test_new_rows_of_a_cache_are_in_the_region_that_computes_them() -> None:
+    """The attention that reads the cache is another region."""
+    kinds, _ = free_regions(model(written(256)), {}, 1, False)
+    operators = [sorted(n.op for n in kind.goal if n.args) for kind in kinds]
+    assert ["exp", "mul", "scatter_nd", "sigmoid"] in operators
+    assert sum("scatter_nd" in each for each in operators) == 1
+
+
+@pytest.mark.parametrize("graph", [written(S), written(256, gate=False)])
+def test_a_scatter_of_inputs_or_of_a_free_size_is_in_no_region(graph: Graph) -> None:
+    kinds, _ = free_regions(model(graph), {"s": 256}, 1, False)
+    assert not any(n.op == "scatter_nd" for kind in kinds for n in kind.goal)

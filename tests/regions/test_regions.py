@@ -182,7 +182,7 @@ def test_a_survey_has_a_time_for_every_operator() -> None:
     time, or that of its own kernel."""
     made = [model(grouped(2, 6)), model(*items(skip_norm("skip_rms_norm_sum")))]
     for region in (r for each in made for r in kernel_regions(each, {})):
-        (each,) = survey([region], 10, {})
+        (each,) = survey([region], 10, {}, H100)
         assert each.problem == ""
         assert each.apart > 0
 

@@ -226,7 +226,7 @@ def test_beside_other_processes_operators_are_measured_by_the_other_clock(monkey
     monkeypatch.setattr(costs, "observed_load", lambda fresh: Load(0.4, 2))
     busy = measured()
     assert (quiet.target, busy.target) == (CPU, CPU.serial)
-    assert "threads=1" in busy.device()
+    assert "clock=processor" in busy.device()
     assert busy.device() != quiet.device()
     assert 0 < busy.seconds(FusionContext(node)) < 1
     assert measured(Elsewhere({}, {}, [1.0])).target == CPU

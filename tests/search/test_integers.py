@@ -293,7 +293,8 @@ def test_extreme_integers_are_left_out_where_they_are_divided() -> None:
 
 
 def test_the_extremes_of_ids_are_rows_of_their_table() -> None:
-    """The CUDA provider reads zeros where an id is no row, which float64 and other kernels do not."""
+    """The CUDA provider reads zeros where an id is no row, which float64 and other kernels do
+    not."""
     table, ids = ints("table", "int64", 4, 3), ints("ids", "int64", 40)
     model = built((term("gather", table, ids, axis=0),), table, ids)
     found = {c.name: c for c in check.check_cases(model, Session(serialize(model)), {})}

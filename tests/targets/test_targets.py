@@ -169,6 +169,7 @@ HOSTILE = {
     "another value": {TARGET_KEY: "cuda", OPTIONS_KEY: '{"use_tf32": "__import__"}'},
     "a library": {TARGET_KEY: "openvino", OPTIONS_KEY: '{"CACHE_DIR": "/etc"}'},
     "options of the CPU": {TARGET_KEY: "cpu", OPTIONS_KEY: '{"use_tf32": "0"}'},
+    "threads": {OPTIONS_KEY: '{"threads": "100000"}'},
     "no text": {OPTIONS_KEY: '{"use_tf32": 0}'},
     "no table": {TARGET_KEY: "cuda", OPTIONS_KEY: '["use_tf32"]'},
     "no JSON": {TARGET_KEY: "cuda", OPTIONS_KEY: "use_tf32=0"},

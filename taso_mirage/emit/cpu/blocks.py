@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from taso_mirage.emit.cpu.index_text import integer, row
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LoopValue, Strides, contiguous
 from taso_mirage.emit.cpu.loop_bodies import CarriedValues, LoweredBody
@@ -33,12 +34,14 @@ from taso_mirage.emit.statements import (
     when,
 )
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape, symbol
+from taso_mirage.ir.dims import Dim, Shape, bind, symbol
 from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_part
+from taso_mirage.meanings.index_maps import position
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_moved
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.stores import PartLayout
 
 STACK = 65_536
 """Bytes of tiles up to which a block keeps them on the stack; the stack of a thread pool may be
@@ -56,6 +59,8 @@ class CppKernelFunction:
     node: Node
     sizes: Sequence[str] = ()
     """The names of the sizes that a run gives."""
+    layouts: Sequence[PartLayout | None] = ()
+    """The places of the results whose rows are read first."""
     memory: Memory = field(default_factory=Memory)
     used: set[str] = field(default_factory=set)
     spares: list[CppBuffer] = field(default_factory=list)
@@ -118,7 +123,8 @@ class CppKernelFunction:
 
     def _sources(self, given: Mapping[Node, CppBuffer]) -> dict[Node, CppBuffer]:
         """The memory of everything that the kernel reads: tensors, and tables of constants."""
-        constants = [x for x in operand_sources(self.node) if x.op == "constant"]
+        rows = [row.source for layout in self.layouts if layout is not None for _, row in layout.rows]
+        constants = [x for x in dict.fromkeys((*operand_sources(self.node), *rows)) if x.op == "constant"]
         return {**given, **{x: self._constant(x) for x in constants}}
 
     def _numbers(self, nodes: Iterable[Node]) -> dict[Node, LoopValue]:
@@ -165,12 +171,33 @@ class CppKernelFunction:
             (moved if steps else made).append(Let(f"t{i}", start, f"const {types[x.name]}* __restrict"))
         targets = []
         for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):
-            target, start, spare = _result(o, output.tensor, y, grid, self.node.attr("omap")[o])
+            omap, layout = self.node.attr("omap")[o], self.layouts[o] if self.layouts else None
+            first, named = (v[y.name], []) if layout is None else self._row_start(o, y, layout, memory)
+            made += named
+            target, start, spare = _result(o, output.tensor, y, grid, omap, first)
             self.spares += [spare] if spare is not None else []
             made.append(_pointer(target, start))
             targets.append(target)
         made += self._staged(tiles, targets, moved)
         return [*_block_indices(grid), *_tiled(cut, made)]
+
+    def _row_start(
+        self, o: int, y: CppBuffer, layout: PartLayout, memory: Mapping[Node, CppBuffer]
+    ) -> tuple[Expression, list[Let]]:
+        """The start of a block's part of a result by rows that are read first, and their names.
+
+        Raises Unsupported if they differ within a tile.
+        """
+        tile, grid, omap = self.node.attr("body").outputs[o].shape, self.node.attr("grid"), self.node.attr("omap")[o]
+        if wide := [tile[axis] for axis in layout.varying if tile[axis] != 1]:
+            raise Unsupported(f"a tile of {wide[0]} rows, which are stored where a run says; a tile has one")
+        starts, _ = _starts(y.shape, tile, grid, 1, omap, -1)
+        places: dict[str, Dim] = {position(axis): start for axis, start in enumerate(starts)}
+        named: list[Let] = []
+        for name, each in layout.rows:
+            named.append(Let(f"{name}_{o}", row(each, memory[each.source], places), "const size_t"))
+            places[name] = symbol(f"{name}_{o}")
+        return v[y.name] + integer(bind(layout.start, places)), named
 
     def _staged(
         self, tiles: Mapping[Node, LoopValue], targets: Sequence[CppBuffer], moved: list[Statement]
@@ -290,14 +317,14 @@ def _starts(
 
 
 def _result(
-    o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides
+    o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides, start: Expression
 ) -> tuple[CppBuffer, Expression, CppBuffer | None]:
-    """The place of a block's part of an output: the blocks of the first grid dim are the furthest
-    apart. If only the first block along a grid dim gives it, the others write into memory of their
-    own."""
+    """The place of a block's part of an output that begins at `start`: the blocks of the first grid
+    dim are the furthest apart. If only the first block along a grid dim gives it, the others write
+    into memory of their own."""
     shape = tile.shape or ()
     extent = [n if (found := part_of(n)) is None else found[1] for n in shape]
-    start, alone = v[y.name], []
+    alone = list[Expression]()
     for g in reversed(range(len(grid))):
         if omap[g] < 0:
             alone += [v[f"g{g}"].equals(0)] if grid[g] != 1 else []

@@ -289,6 +289,9 @@ class LazyMeaning(Meaning[LoopValue]):
     def take(self, a: LoopValue, indices: LoopValue, axis: int) -> LoopValue:
         return self._moved(lambda m, x, rows: m.take(x, rows, axis), a, indices)
 
+    def take_along(self, a: LoopValue, indices: LoopValue, axis: int) -> LoopValue:
+        return self._moved(lambda m, x, rows: m.take_along(x, rows, axis), a, indices)
+
     def _moved(self, move: Callable[..., IndexMap], *args: LoopValue) -> LoopValue:
         """The elements of a primitive that moves those of its operands, by its index map."""
         nodes = [variable(f"x{i}", Tensor(x.dtype, x.shape)) for i, x in enumerate(args)]
@@ -299,7 +302,7 @@ class LazyMeaning(Meaning[LoopValue]):
         return parted(found, range(len(found.shape)), lambda part: values_at(part, sources))
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("cumulate", "take_along"):
+        if name in ("cumulate", "put"):
             raise Unsupported(f"the primitive {name} has no C++ in a kernel; keep its operator outside of kernels")
         return super().__getattribute__(name)
 

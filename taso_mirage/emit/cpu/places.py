@@ -16,7 +16,7 @@ from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, topological
 from taso_mirage.operators.ops import traits
-from taso_mirage.operators.stores import has_parts, part_layout, stored_parts
+from taso_mirage.operators.stores import PartLayout, has_parts, part_layout, stored_parts, writes_over
 
 ALIGNMENT = 64
 
@@ -50,6 +50,8 @@ class Places:
 
     strides: dict[tuple[Node, int], Shape] = field(default_factory=dict)
     """The strides of the parts of results, in elements; all else is dense."""
+    layouts: dict[tuple[Node, int], PartLayout] = field(default_factory=dict)
+    """The layouts of the parts whose rows are read first."""
     parts: dict[tuple[Node, int], tuple[Expression, Tensor]] = field(default_factory=dict)
     """The places of the parts of results."""
     joined: set[Node] = field(default_factory=set)
@@ -75,12 +77,25 @@ class Places:
             layouts = [part_layout(part) for part in parts]
         except Unsupported:
             return
+        if writes_over(output) and self._read({*made, source(output)}):
+            raise Unsupported(f"a kernel that reads {output.op} {output.type}, whose parts are stored one over another")
         for key, part, layout in zip(made, parts, layouts, strict=True):
             start = static_cast("char*", whole) + expression(layout.start * np.dtype(output.dtype).itemsize)
-            self.parts[key] = (whole if layout.start == 0 else start), part.value.tensor
+            self.parts[key] = (whole if layout.start == 0 or layout.rows else start), part.value.tensor
             self.strides[key] = layout.strides
+            self.layouts |= {key: layout} if layout.rows else {}
         self.joined |= {output, *topological([output], stop={part.value for part in parts})}
         self.found[output, 0] = whole, output.tensor
+
+    def _read(self, values: set[tuple[Node, int]]) -> bool:
+        """Whether a kernel reads one of these values."""
+        kernels = (node for node in self.graph if traits(node).lowering is Lowering.KERNEL)
+        return any(source(x) in values for node in kernels for arg in node.args for x in topological([arg]))
+
+    def rows(self, node: Node, i: int) -> list[Node]:
+        """The tensors of the rows of a result that is a part of another."""
+        layout = self.layouts.get((node, i))
+        return [] if layout is None else [row.source for _, row in layout.rows]
 
     def strides_of(self, node: Node) -> Shape | None:
         """The strides of a part of a result; None for a dense tensor."""

@@ -70,6 +70,9 @@ class TemplateInstance:
     """How many of the last dims of data and results are a row of elementwise functions."""
     results: str = ""
     """The class of `followed.h` that lists the results of a block."""
+    function: tuple[Graph, int] | None = None
+    """A function of numbers that its blocks call on rows of so many columns: its last argument is a
+    class with the member `of`, which reads the first tensors of a list and writes the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +130,32 @@ class PreparedTerm:
         """The places of the operands that are prepared."""
         return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
 
-    def prepare(self, given: Sequence[int], at: Expression) -> Expression:
-        """The call that prepares its weights, the kernel's inputs of these numbers."""
-        missing = [v.nullptr] * (len(self.kind.weights) - len(given))
-        return v[f"{self.name}::prepare"](*(v.inputs[i] for i in given), *missing, at)
+    def prepare(self, given: Mapping[int, int], at: Expression) -> Expression:
+        """The call that prepares its weights: the kernel's inputs of these numbers, by their
+        places."""
+        read = [v.inputs[given[i]] if i in given else v.nullptr for i in self.kind.weights]
+        return v[f"{self.name}::prepare"](*read, at)
 
     @property
     def declaration(self) -> str:
         """The declaration of its class."""
         switches = *(each is not ABSENT for each in self.operands), *self.kind.switches
-        said = ", ".join([*map(str, self.kind.sizes), *(str(each).lower() for each in switches)])
-        base = f"{self.kind.name}<{said}>"
+        said = [*map(str, self.kind.sizes), *(str(each).lower() for each in switches)]
+        called = self._called(f"{self.name}_function")
+        said += [f"{self.name}_function"] if called else []
+        base = f"{self.kind.name}<{', '.join(said)}>"
         base = f"Followed<{base}, {self.kind.results}, {self.name}_epilogue>" if self.epilogue else base
-        texts = [self.epilogue.text(f"{self.name}_epilogue")] if self.epilogue else []
+        texts = [*called, *([self.epilogue.text(f"{self.name}_epilogue")] if self.epilogue else [])]
         texts += [self.prologue.text(f"{self.name}_prologue", rows=True)] if self.prologue else []
         return "\n".join([*texts, f"using {self.name} = {base};"])
+
+    def _called(self, name: str) -> list[str]:
+        """The function that its blocks call, as a class of this name, if there is one."""
+        if self.kind.function is None:
+            return []
+        body, columns = self.kind.function
+        shape, count = (self.kind.block, columns), len(body.inputs)
+        return [ElementwiseFunction(body, shape, 1, 2, [(i, shape) for i in range(count)]).text(name)]
 
     @property
     def others(self) -> tuple[Node, ...]:
@@ -274,7 +288,8 @@ class PreparedCalls:
             each if each == v.nullptr else v["const_cast<void*>"](static_cast("const void*", each)) for each in read
         ]
         count, bytes, _ = made.kind.first
-        key = x, made.kind.first, body_of(made.node, "prologue"), *made.others
+        alone = None if made.kind.function is None else made.node
+        key = x, made.kind.first, body_of(made.node, "prologue"), alone, *made.others
         fresh = bool(bytes) and key not in digits
         if fresh:
             digits[key] = self.places.room(dim_product((count, bytes)))
@@ -298,8 +313,8 @@ class PreparedCalls:
         function that prepares them."""
         places, calls = dict[int, None](), list[Statement]()
         for i, made in enumerate(self.terms):
-            given = [self.places.graph.inputs.index(made.node.args[k]) for k in made.weights]
-            places |= dict.fromkeys(given)
+            given = {k: self.places.graph.inputs.index(made.node.args[k]) for k in made.weights}
+            places |= dict.fromkeys(given.values())
             calls.append(made.prepare(given, sum_of([static_cast("char*", "prepared"), *self._before(i)])))
         said = expression([sum_of(self._before(len(self.terms))), len(places), *places])
         parameters = "const void** inputs", "void* prepared"

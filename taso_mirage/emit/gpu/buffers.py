@@ -15,7 +15,7 @@ from taso_mirage.ir.mugraph import Batch, Lowering, size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import traits
-from taso_mirage.operators.stores import has_parts, part_layout, stored_parts
+from taso_mirage.operators.stores import has_parts, launch_order, part_layout, stored_parts, writes_over
 
 
 def is_launched(node: Node) -> bool:
@@ -29,7 +29,7 @@ def kernel_terms(graph: Graph) -> list[Node]:
     Raises Unsupported if other operators are between them than reshapes of inputs or results, those
     that move the elements of an operand, and those that put parts together to a result.
     """
-    found = [node for node in graph if is_launched(node)]
+    found = [node for node in launch_order(graph) if is_launched(node)]
     moved = {arg for node in found for arg in node.args if is_moved(arg)} - {*graph.outputs}
     within = {*topological(moved), *(node for output in graph.outputs for node in joining(output))}
     for node in graph:
@@ -44,15 +44,21 @@ def joining(output: Node) -> set[Node]:
     return {*topological([output], stop={part.value for part in stored_parts(output)})} if has_parts(output) else set()
 
 
-def _part_buffers(output: Node, whole: TritonBuffer) -> dict[Node, TritonBuffer]:
-    """The buffers of the parts of a result, within that of the result."""
+def _part_buffers(output: Node, whole: TritonBuffer, given: Mapping[Node, TritonBuffer]) -> dict[Node, TritonBuffer]:
+    """The buffers of the parts of a result, within that of the result; `given`: those of inputs."""
     found: dict[Node, TritonBuffer] = {}
     for part in stored_parts(output):
         made = part.value
         if made in found or not (is_launched(made) or made.op == "item"):
             raise Unsupported(f"{made.op} {made.type} as a part of a result: each is stored by a kernel, at one place")
         order = tuple(range(len(made.shape)))
-        found[made] = replace(whole, shape=made.shape, order=order, part=part_layout(part))
+        layout = part_layout(part)
+        sources = [row.source for _, row in layout.rows if row.source.op != "constant"]
+        if not given.keys() >= {*sources}:
+            raise Unsupported(f"{made.op} {made.type}, stored at rows that are computed")
+        found[made] = replace(
+            whole, shape=made.shape, order=order, part=layout, rows=tuple([given[x] for x in sources])
+        )
     return found
 
 
@@ -71,7 +77,9 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
     for output in dict.fromkeys(filter(has_parts, graph.outputs)):
         found[output] = _buffer(output, _free("result", taken), "output")
-        parts = _part_buffers(output, found[output])
+        parts = _part_buffers(output, found[output], found)
+        if writes_over(output) and any(x in {output, *parts} for n in kernel_terms(graph) for x in topological(n.args)):
+            raise Unsupported(f"a kernel that reads {output.op} {output.type}, whose parts are stored one over another")
         if batch is not None or not parts.keys().isdisjoint({*found, *graph.outputs}):
             raise Unsupported("parts of a result that are results themselves, or of a run's samples")
         found |= parts

@@ -73,6 +73,13 @@ class MovedLoad:
             found = tl.where(every(self._conditions(piece.conditions, present)), part, found)
         return str(found) if len(parts) == 1 else self.tiles.lines.let(self.stage, "moved", found), present
 
+    def places(self, present: Sequence[int]) -> list[Expression]:
+        """The offsets of the only piece: those of a store."""
+        for name, row in self.map.rows:
+            self.rows[name] = self._row(name, row)
+        (piece,) = self.map.pieces
+        return self._offsets(self._flat(piece.source, piece.index), present)
+
     def innermost(self) -> int | None:
         """The axis along which the first piece is contiguous in memory."""
         for piece in self.map.pieces[:1]:

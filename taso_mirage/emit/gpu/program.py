@@ -39,6 +39,8 @@ class TritonBuffer:
     order: tuple[int, ...]
     batched: bool = False
     part: PartLayout | None = None
+    rows: tuple[TritonBuffer, ...] = ()
+    """The buffers of the integers that are the rows of a part."""
 
     @property
     def pointed(self) -> str:

@@ -10,15 +10,16 @@ from taso_mirage.emit.gpu.block_products import digits_of_words, loaded_x
 from taso_mirage.emit.gpu.block_term import BlockTerm
 from taso_mirage.emit.gpu.moved_loads import MovedLoad
 from taso_mirage.emit.gpu.moved_tensors import MovedTensor, OperandTensor
-from taso_mirage.emit.gpu.offsets import inner, place
+from taso_mirage.emit.gpu.offsets import TileCut, inner, place
 from taso_mirage.emit.gpu.packed_weights import apart, loaded_words
 from taso_mirage.emit.gpu.program import TritonBuffer
 from taso_mirage.emit.gpu.small_floats import SMALL_FLOATS, loaded
 from taso_mirage.emit.gpu.tiles import HALF_FLOATS, Tile, Tiles
-from taso_mirage.emit.statements import Statement, sum_of, tl, when
+from taso_mirage.emit.statements import Expression, Statement, sum_of, tl, when
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import LoopPhase
-from taso_mirage.ir.terms import Node, is_float, numpy_dtype
+from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,14 @@ class TileMemory:
         named = zip(term.body.inputs, term.reads, strict=True)
         self.arguments = [self._arguments(x, tensor) for x, tensor in named]
         self.results = [Argument(tiles.lines.name("out"), b) for b in term.writes if b is not None]
+        self.rows = [[Argument(tiles.lines.name(x.name), x) for x in each.buffer.rows] for each in self.results]
         self.before: set[str] = set()
         self.largest, self.in_flight = 1, 0
 
     @property
     def tensors(self) -> list[tuple[str, TritonBuffer]]:
         """The names of all pointers, with their buffers."""
-        arguments = [each for operand in self.arguments for each in operand]
+        arguments = [each for operand in (*self.arguments, *self.rows) for each in operand]
         return [(each.name, each.buffer) for each in (*arguments, *self.results)]
 
     def _arguments(self, leaf: Node, tensor: OperandTensor) -> list[Argument]:
@@ -131,12 +133,32 @@ class TileMemory:
         )
         present = [a for a in axes if a is not None]
         cuts = self.term.result_cuts(o)
-        at = place(
-            self.tiles, argument.buffer, self.term.body.outputs[o].shape, inner(groups, x.shape, axes), present, cuts
-        )
+        lanes, tile = inner(groups, x.shape, axes), self.term.body.outputs[o].shape
+        if argument.buffer.part is not None and argument.buffer.part.rows:
+            at = self._row_places(argument, tile, lanes, present, cuts)
+        else:
+            at = place(self.tiles, argument.buffer, tile, lanes, present, cuts)
         alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
         pointer = sum_of([argument.name, *at])
         stored: Statement = tl.store(pointer, self.tiles.spread(x, axes), *self.tiles.masks(present))
         if alone:
             stored = when(" and ".join(f"{g} == 0" for g in alone), stored, why="all blocks along it have the same")
         self.tiles.lines.write(LoopPhase.AFTER, stored)
+
+    def _row_places(
+        self,
+        argument: Argument,
+        tile: Shape,
+        lanes: Sequence[Sequence[tuple[int, int]]],
+        present: Sequence[int],
+        cuts: Sequence[TileCut],
+    ) -> list[Expression]:
+        """The offsets of a part whose rows are read first."""
+        buffer, given = argument.buffer, self.rows[self.results.index(argument)]
+        assert buffer.part is not None
+        sources = [row.source for _, row in buffer.part.rows if row.source.op != "constant"]
+        operand = MovedTensor(
+            buffer.part.map(Tensor(buffer.dtype, buffer.shape)), dict(zip(sources, buffer.rows, strict=True))
+        )
+        names = {source: each.name for source, each in zip(sources, given, strict=True)}
+        return MovedLoad(self.tiles, operand, names, tile, lanes, cuts, LoopPhase.AFTER).places(present)

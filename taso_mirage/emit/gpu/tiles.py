@@ -444,4 +444,4 @@ def _numbers(xs: Sequence[Tile]) -> list[np.float64 | np.int64]:
     return [np.float64(x.number or 0) if is_float(x.dtype) else np.int64(x.number or 0) for x in xs]
 
 
-ABSENT_HERE = frozenset({"cumulate", "pad", "window", "take", "take_along"})
+ABSENT_HERE = frozenset({"cumulate", "pad", "window", "take", "take_along", "put"})

@@ -29,7 +29,7 @@ class BlockedGoal(ABC):
 
     node: Node
     slack = 1.0
-    large, once, joins = True, True, False
+    large, once, joins, by_values = True, True, False, False
 
     @property
     def together(self) -> str:

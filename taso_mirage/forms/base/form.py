@@ -15,9 +15,11 @@ from taso_mirage.devices.device import Device
 from taso_mirage.emit.cpu.prepared import CpuProgram
 from taso_mirage.emit.discovery import discovered
 from taso_mirage.emit.gpu.forms import GpuProgram
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.ir.terms import Graph, Node, topological, with_args
 from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.operators.expressions import is_weight
 
 Users = Callable[[Node], Sequence[Node]]
@@ -58,6 +60,11 @@ class PreparedGoal(Protocol):
     @property
     def slack(self) -> float:
         """The largest time of the kernel alone, as a multiple of the runtime's time."""
+
+    @property
+    def by_values(self) -> bool:
+        """Whether the time of a kernel depends on the values of its inputs, so that random ones do
+        not tell it and the whole model decides."""
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of `graph`, from which this goal was read; the fastest by the model
@@ -100,6 +107,8 @@ class Form:
     model's operators to such terms, if models do not contain them. `alone`: the convolution of a
     term without its epilogue `body`, in operators of ONNX. `in_parts`: whether weights have two
     parts, numbers of TF32 and the remainders; a kernel that rounds reads the first part only.
+    `follows`: whether a goal whose terms contain sizes is, with names in their place, the same goal
+    at every size; None if no goal of the form contains any.
     """
 
     program: GpuProgram | CpuProgram
@@ -110,6 +119,7 @@ class Form:
     terms: ModelTerms | None = None
     alone: Callable[[Node], Node] | None = None
     in_parts: bool = False
+    follows: Callable[[Graph, Graph, FreeSizes], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,16 @@ class PreparedKinds:
     def read(self, goal: Graph) -> PreparedGoal | None:
         """The goal for a graph; None if no form has kernels for it."""
         return next((made for form in self.forms if (made := form.read(goal)) is not None), None)
+
+    def at_every_size(self, goal: Graph, named: Callable[[], Graph], free: FreeSizes) -> bool:
+        """Whether a goal of some form, of which `named` has names in the place of sizes, has
+        kernels for every size."""
+        try:
+            with_free_names(goal, free)
+        except TasoMirageError:
+            found = [form.follows for form in self.forms if form.follows is not None]
+            return any(follows(goal, named(), free) for follows in found)
+        return True
 
     def prepared(self, goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
         """The goal for a graph whose inputs are these terms of a model; None if no form has kernels

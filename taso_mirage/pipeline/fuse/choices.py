@@ -207,7 +207,8 @@ class KernelChoices:
         parts = self.lanes(kind)
         if len(records) < len(parts):
             return None
-        record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+        whole = len(parts) == 1 and parts[0].stored is None
+        record = records[0] if whole else self.backend.joined(kind.goal, parts, records)
         record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
         return record, self.backend.kernel(record)
 

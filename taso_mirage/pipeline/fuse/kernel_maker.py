@@ -201,7 +201,8 @@ class KernelMaker:
         count = len(sites)
         kernel = RegionKernel(variant.operators, tuple(sites), *choice, (before - after) * count, made, after * count)
         self._check_time()
-        if kind.free is not None and kernel.faster and region_times.slower_elsewhere(self.sizes, *place):
+        told = kernel.faster and (made is None or not made.by_values)
+        if kind.free is not None and told and region_times.slower_elsewhere(self.sizes, *place):
             return None
         self.made.append(kernel)
         return kernel

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.lowering.backend import here
+from taso_mirage.measure.target import Target
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config
 from taso_mirage.system.wording import option
 
 
-def check_mode(mode: str, measure: bool, target: str = "") -> None:
+def check_mode(mode: str, measure: bool, target: Target | None = None) -> None:
     """Raise InvalidOption for an unknown mode, or one that needs measurements if nothing is
-    measured; and, if a target is named, RuntimeUnavailable if this machine cannot make kernels for
+    measured; and, if a target is given, RuntimeUnavailable if this machine cannot make kernels for
     it."""
     if mode not in KERNELS:
         raise InvalidOption(f"{option('kernels', mode)} is not known; it is one of {', '.join(KERNELS)}")
@@ -18,7 +19,7 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
         raise InvalidOption(
             f"{option('kernels', mode)} and {option('measure', False)} exclude each other: a kernel is kept if it was measured faster"
         )
-    if mode != OFF and target:
+    if mode != OFF and target is not None:
         here(target)
 
 

@@ -72,7 +72,7 @@ def fused(
     if mode == OFF or not result.cases:  # without cases nothing can be checked; a note says so already
         return result
     try:
-        backend = backend or here(result.target.name)
+        backend = backend or here(result.target)
     except TasoMirageError as error:
         return result.noted(f"no kernels: {error}")
     stop = stop or Stop()

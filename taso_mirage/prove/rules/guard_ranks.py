@@ -83,7 +83,7 @@ class _Pointwise(ShapesMeaning):
 
 
 STRUCTURAL = frozenset(
-    "contract reduce cumulate reshape transpose expand concat slice pad window take take_along iota extents".split()
+    "contract reduce cumulate reshape transpose expand concat slice pad window take take_along put iota extents".split()
 )
 
 

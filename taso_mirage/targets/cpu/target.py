@@ -7,7 +7,7 @@ from typing import Any
 
 from taso_mirage.devices import machine
 from taso_mirage.devices.cpu import device
-from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL
+from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL, THREADS
 from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.session import CpuSession
@@ -31,7 +31,6 @@ class Cpu:
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.lowering.cpu"
     variants = ()
-    stamp = Stamp(name)
 
     @property
     def machine(self) -> str:
@@ -47,11 +46,16 @@ class Cpu:
 
     @property
     def serial(self) -> Cpu:
-        return self._with(SERIAL)
+        others = tuple(each for each in self.options if each[0] != THREADS)
+        return replace(self, options=others)._with(SERIAL)
 
     @property
     def resting(self) -> Cpu:
         return self if SERIAL in self.options else self._with(RESTING)
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.name, tuple(each for each in self.options if each[0] == THREADS))
 
     def _with(self, option: tuple[str, str]) -> Cpu:
         return self if option in self.options else replace(self, options=(*self.options, option))
@@ -63,7 +67,7 @@ class Cpu:
         return onnx_runtime.runtime_nodes(source, [PROVIDER])
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
-        return onnx_runtime.opened_session(model, stamp.providers(), options)
+        return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads)
 
 
 UNOPTIMIZED = Cpu((OPTIMIZATIONS_OFF,))
