@@ -59,7 +59,7 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     """The steps that put optimized bodies in the place of others; the rest of the searches' time is
     for the stages after it."""
     model, moved = _move_out(job, problem.model)
-    model, hoisted = _hoist(job, problem, model)
+    model, hoisted = hoist(job, problem, model)
     moved += hoisted
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
@@ -97,16 +97,18 @@ def _move_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
     return found, steps
 
 
-def _hoist(job: Job, problem: Problem, model: Model) -> tuple[Model, list[RewriteStep]]:
+def hoist(job: Job, problem: Problem, model: Model) -> tuple[Model, list[RewriteStep]]:
     """The model after terms that no state changes have moved out of loops over sequences, and the
     steps; the problem gets the weights of the bodies."""
     outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
+    table: dict[Node, Node] = {}
     for node in model.nodes() if job.config.measure else ():
-        (current,) = substitute((node,), {step.old[0]: step.new[0] for step in steps})
+        (current,) = substitute((node,), table)
         found = as_scan(replace(model, weights=problem.weights), current)
         made = None if found is None else hoisted_loop(found.term, problem.proofs)
         if found is not None and made is not None:
             problem.weights.update(found.weights)
+            table[node] = made.term
             outputs = substitute(outputs, {current: made.term})
             origins |= {made.term: origins[node]} if node in origins else {}
             steps.append(RewriteStep((BODIES,), (current,), (made.term,), obligations=made.obligations))
