@@ -11,6 +11,7 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.terms import ABSENT
+from taso_mirage.operators.movements import index_map, moved_elements
 from taso_mirage.operators.ops import Call, op, term
 
 FOLDS = {"none": None, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -101,10 +102,22 @@ def _along(xp, axis: int, shape, like):
 
 @scatter_nd.traits.storing
 def _(node, whole):
-    indices = node.args[1]
-    if node.attr("reduction") != "none" or indices.shape[-1] != 1:
+    """The rows of a gather; of indices into several axes, where all but one are the positions of
+    the update itself, as PyTorch's index_put is exported, the elements of one axis."""
+    indices, shape = node.args[1], node.args[2].shape
+    if node.attr("reduction") != "none":
         return None
-    return term("gather", whole, term("reshape", indices, shape=indices.shape[:-1]), axis=0)
+    if indices.shape[-1] == 1:
+        return term("gather", whole, term("reshape", indices, shape=indices.shape[:-1]), axis=0)
+    last, lead = indices.tensor.rank - 1, indices.shape[:-1]
+    columns = [
+        term("slice", indices, axes=(last,), starts=(k,), ends=(k + 1,), steps=(1,)) for k in range(indices.shape[-1])
+    ]
+    moving = [k for k, column in enumerate(columns) if len(columns) != last or not _is_position(column, k)]
+    if len(moving) != 1:
+        return None
+    row = term("reshape", columns[moving[0]], shape=(*lead, *(1,) * (len(shape) - last)))
+    return _picked(whole, term("expand", row, shape=shape), moving[0])
 
 
 @scatter_elements.traits.storing
@@ -119,12 +132,23 @@ def _(node, whole):
 
 @tensor_scatter.traits.storing
 def _(node, whole):
-    """For one row of each batch, so that no row is outside."""
+    """The elements of one row of each batch, so that no row is outside."""
     shape, axis = node.args[1].shape, node.attr("axis")
     if len(node.args) < 3 or shape[axis] != 1 or node.attr("mode") != "linear":
         return None
     starts = term("reshape", node.args[2], shape=(shape[0], *(1,) * (len(shape) - 1)))
     return _picked(whole, term("expand", starts, shape=shape), axis)
+
+
+def _is_position(column, axis: int) -> bool:
+    """Whether a column of indices is constant, and has the position along an axis."""
+    try:
+        found = index_map(column)
+    except Unsupported:
+        return False
+    known = {source: source.attr("value").numpy() for source in found.sources if source.op == "constant"}
+    fixed = len(known) == len(found.sources) and all(isinstance(n, int) for n in found.shape)
+    return fixed and np.array_equal(moved_elements(found, known), np.indices(found.shape)[axis])
 
 
 def _picked(whole, indices, axis: int):

@@ -9,6 +9,7 @@ of the result, which is wasteful where a part is a product or a fold.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,22 +75,30 @@ class StoredGoal:
         copied there: inputs, numbers, a part that is there twice or is a result itself."""
         made = dict(zip(self.parts.outputs, values, strict=True))
         taken = {made[x] for x in self.outputs if x in made}
-        return tuple([made[x] if x in made else self._joined(x, made, taken) for x in self.outputs])
+        alone = self._alone(made)
+        return tuple([made[x] if x in made else self._joined(x, made, taken, alone) for x in self.outputs])
 
-    def _joined(self, output: Node, made: Mapping[Node, Node], taken: set[Node]) -> Node:
+    def _alone(self, made: Mapping[Node, Node]) -> set[Node]:
+        """The values that are stored once and read by no kernel, and whose kernels read nothing
+        that may be in memory in which others are stored over it."""
+        places = Counter(made.get(x, x) for output in self.outputs for x in _values(output))
+        read = {a for value in made.values() for n in topological([value]) for a in n.args}
+        copied = [x for output in filter(writes_over, self.outputs) for x in _values(output) if x not in made]
+        below = {leaf for x in copied for leaf in _leaves(x)}
+        once = [x for x, count in places.items() if count == 1 and x not in read]
+        return {x for x in once if below.isdisjoint(topological([x]))}
+
+    def _joined(self, output: Node, made: Mapping[Node, Node], taken: set[Node], alone: set[Node]) -> Node:
         """A result of parts; `taken`: the values that lie elsewhere. If parts are stored over
-        others, those are copied that another kernel reads, whose kernel may read what it would
-        write over, or has several rows in a tile."""
+        others, those are copied that are not `alone`, or whose kernel has several rows in a tile,
+        or other results."""
         layouts = [part_layout(part) for part in stored_parts(_distinct(output))]
-        values = [made.get(x, x) for x in _values(output)]
-        over = writes_over(output)
-        read = {a for value in made.values() for n in topological([value]) for a in n.args} if over else set()
-        base = {x for x in values if not x.args}
-        stored: list[Node] = []
-        for x, value, layout in zip(_values(output), values, layouts, strict=True):
+        over, stored = writes_over(output), list[Node]()
+        for x, layout in zip(_values(output), layouts, strict=True):
+            value = made.get(x, x)
             kept = x in made and value not in taken
             if over and kept:
-                kept = value not in read and base.isdisjoint(topological([value])) and _fits(value, layout)
+                kept = value in alone and not is_part(value) and _fits(value, layout)
             stored.append(value if kept else _copied(value, len(taken), layout, over))
             taken.add(stored[-1])
         return with_parts(output, iter(stored))
@@ -269,8 +278,7 @@ def _framed(node: Node) -> Node:
 
 def _fits(value: Node, layout: PartLayout) -> bool:
     """Whether a kernel gives a value in tiles that have one row of those that are read first."""
-    maker, place = (value.args[0], value.attr("index")) if is_part(value) else (value, 0)
-    tile = maker.attr("body").outputs[place].shape
+    tile = value.attr("body").outputs[0].shape
     return all(tile[axis] == 1 for axis in layout.varying)
 
 

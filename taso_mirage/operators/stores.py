@@ -9,7 +9,7 @@ stored after what they are written over, so their places come behind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, dim_product, evaluate, symbol
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, topological, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, is_part, topological, variable
 from taso_mirage.meanings.conditions import index_names, linear
 from taso_mirage.meanings.index_maps import IndexMap, IndexPiece, ReadRow, position, row_numbers
 from taso_mirage.meanings.reals import EXACT
@@ -35,10 +35,11 @@ LAYOUTS = frozenset((Lowering.RESHAPE, Lowering.TRANSPOSE))
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """A `value` that is a part of a result, and its `place`: a movement of the variable `PLACED_IN`
-    that gives it."""
+    that gives it. If it is `over` others, it is stored after them."""
 
     value: Node
     place: Node
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,18 @@ def writes_over(node: Node) -> bool:
 
 
 def launch_order(graph: Graph) -> list[Node]:
-    """The terms of a muGraph, operands first, and behind all others those that store the parts of a
-    result with scatters: in their order, and when nothing reads any more what they write over."""
-    written = filter(writes_over, graph.outputs)
-    last = {n: None for output in written for part in stored_parts(output) for n in (*part.value.args, part.value)}
-    makers = [n for n in last if traits(n).lowering is Lowering.KERNEL or (n.args and n.args[0] in last)]
-    return [*(n for n in graph if n not in makers), *makers]
+    """The terms of a muGraph, operands first. Those that store the parts of a result with scatters
+    are behind all others, and last those that store over other parts: nothing reads any more what
+    may be in the memory of these.
+
+    Raises Unsupported if one of them gives another result, too.
+    """
+    written = dict.fromkeys(filter(writes_over, graph.outputs))
+    parts = sorted([part for output in written for part in stored_parts(output)], key=lambda part: part.over)
+    last = [part.value for part in parts]
+    if any(map(is_part, last)) or len({*last}) < len(last):
+        raise Unsupported("a kernel that gives another result than a part below or over others")
+    return [*(n for n in graph if n not in last), *last]
 
 
 @lru_cache(maxsize=1024)
@@ -132,7 +139,8 @@ def _placed(node: Node, place: Node) -> list[StoredPart]:
     if (stored_at := traits(node).stored_at) is not None:
         updates = stored_at(node, place)
         assert updates is not None
-        return [*_placed(x, place), *_placed(node.args[part_args(node)[1]], updates)]
+        over = [replace(part, over=True) for part in _placed(node.args[part_args(node)[1]], updates)]
+        return [*_placed(x, place), *over]
     axis = node.attr("axis")
     sizes = [x.shape[axis] for x in node.args]
     found: list[StoredPart] = []

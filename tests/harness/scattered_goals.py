@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 from moved_goals import goal
 from mugraphs import leaf
 from stored_goals import apart
@@ -41,10 +42,18 @@ def by_elements(batch: int = 1, name: str = "cache") -> Node:
 
 
 def by_rows() -> Node:
-    """A row as PyTorch's index_put is exported: the rows are the first axis."""
+    """A row with the axis of the rows as the first one."""
     turned, row = (term("transpose", x, perm=(2, 0, 1, 3)) for x in (cache(), projected()))
     made = term("scatter_nd", turned, term("reshape", position(), shape=(1, 1)), row)
     return term("transpose", made, perm=(1, 2, 0, 3))
+
+
+def by_grid() -> Node:
+    """A row as PyTorch's index_put is exported: with the indices of all axes before it."""
+    lead = (1, HEADS, 1)
+    grids = [constant(np.indices(lead)[axis][..., None]) for axis in (0, 1)]
+    at = term("expand", term("reshape", position(), shape=(1, 1, 1, 1)), shape=(*lead, 1))
+    return term("scatter_nd", cache(), term("concat", *grids, at, axis=3), projected())
 
 
 def several_rows() -> Node:
@@ -75,6 +84,7 @@ GOALS: dict[str, Sequence[Node]] = {
     "row by elements": [by_elements()],
     "row of each sequence": [by_elements(2)],
     "row by rows": [by_rows()],
+    "row by a grid": [by_grid()],
     "tensor scatter": [term("tensor_scatter", cache(batch=2), projected(2), position(2), axis=2)],
     "several rows": [several_rows()],
     "constant rows": [every_other()],

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from moved_goals import goal
+from mugraphs import kernel, leaf
 from native_kernels import exact
 from scattered_goals import GOALS, ROWS, apart, goals, scattered, wrong_layouts
 
@@ -68,7 +70,7 @@ def close(found: Any, wanted: Any) -> bool:
     return bool(np.allclose(found, wanted, rtol=1e-5, atol=1e-5))
 
 
-@pytest.mark.parametrize("name", ["row by rows", "several rows", "read before"])
+@pytest.mark.parametrize("name", ["row by rows", "several rows", "read before", "two caches"])
 def test_a_search_stores_rows_where_a_run_says(name: str) -> None:
     given = goals()[name]
     (found,) = superoptimize(given, best=1, device=CPU_DEVICE, budget=20, max_kernels=1)
@@ -125,6 +127,44 @@ def test_what_a_kernel_reads_of_the_cache_is_not_written_by_it() -> None:
     assert generate_cpp(apart(given)).count("static void kernel_") == 3
 
 
+def test_what_the_second_update_reads_of_the_cache_is_read_before_the_first_one() -> None:
+    """The second row is computed from the cache, in whose memory the first one is stored."""
+    cache, new = leaf("cache", "float32", 4, 6), leaf("new", "float32", 1, 6)
+    at, then = (leaf(name, "int64", 1, 1) for name in ("at", "then"))
+    read = term("exp", term("slice", cache, axes=(0,), starts=(2,), ends=(3,), steps=(1,)))
+    first = term("scatter_nd", cache, at, term("relu", new))
+    graph = apart(goals_of(term("scatter_nd", first, then, read)))
+    arrays = dict(zip(graph.inputs, numbers(graph, 2), strict=True))
+    arrays[then] = np.array([[0]])
+    (wanted,) = exact(graph, arrays)
+    memory = arrays[cache].copy()
+    NativeKernel(graph).bound([memory if x is cache else arrays[x] for x in graph.inputs], [memory])()
+    assert close(memory, wanted)
+
+
+def test_a_kernel_of_two_results_does_not_store_them_over_others() -> None:
+    """The kernel runs before the copies of both caches, which would replace its rows."""
+    keys, values = goals()["two caches"].outputs
+    given = goals_of(
+        keys, term("scatter_elements", values.args[0], values.args[1], term("relu", values.args[2]), axis=2)
+    )
+    (found,) = superoptimize(given, best=1, device=CPU_DEVICE, budget=20, max_kernels=1)
+    arrays = numbers(found.graph, 3)
+    wanted = exact(found.graph, dict(zip(found.graph.inputs, arrays, strict=True)))
+    assert all(map(close, NativeKernel(found.graph)(*arrays), wanted))
+    assert found.graph.outputs[0].args[2].args[0].op == "item"
+    direct = Graph(found.graph.inputs, tuple([direct_of(output) for output in found.graph.outputs]))
+    for make in (generate_cpp, codegen.program):
+        with pytest.raises(Unsupported, match="another result"):
+            make(direct)
+
+
+def direct_of(output: Any) -> Any:
+    """The result without the copy of its update."""
+    whole, at, copied = output.args
+    return term(output.op, whole, at, *copied.args, axis=2)
+
+
 def term_of_rows() -> Any:
     return goals()["row by elements"].outputs[0].args[1].tensor
 
@@ -136,8 +176,6 @@ def first_row(cache: Any) -> Any:
 def test_a_kernel_does_not_read_what_others_are_stored_over() -> None:
     graph = scattered()["several_rows"]
     (whole,) = graph.outputs
-    from mugraphs import kernel
-
     reader = kernel([(whole, (0,), -1)], lambda t: term("exp", t), (2,), 1, (0,))
     again = Graph(graph.inputs, (whole, reader))
     with pytest.raises(Unsupported, match="reads scatter_nd"):
@@ -152,7 +190,14 @@ def test_folded_updates_are_no_parts(reduction: str) -> None:
     assert not stored_goal(goals_of(term("scatter_nd", whole, at, new, reduction=reduction))).stores
 
 
-def goals_of(output: Any) -> Graph:
-    from moved_goals import goal
+def goals_of(*outputs: Any) -> Graph:
+    return goal(outputs)
 
-    return goal([output])
+
+def test_rows_of_a_grid_of_other_positions_are_no_parts() -> None:
+    """The indices of two axes are exchanged: each update is at other heads."""
+    whole, indices, new = goals()["row by a grid"].outputs[0].args
+    first, second, at = indices.args
+    for columns in ((second, first, at), (first, at, second), (at, second, at)):
+        wrong = term("scatter_nd", whole, term("concat", *columns, axis=3), new)
+        assert not stored_goal(goals_of(wrong)).stores
