@@ -26,8 +26,8 @@ class RewriteStep:
 
     Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are
     already rewritten. `details`: the steps of one equation each that this one is made of, where
-    they are known. `inside`: the changes of the bodies of the node that was replaced. `obligations`:
-    the equalities between terms of one step of a loop that make two loops equal.
+    they are known. `inside`: the changes of the bodies of the node that was replaced.
+    `obligations`: the equalities between terms of one step of a loop that make two loops equal.
     """
 
     equations: tuple[str, ...]
