@@ -1,5 +1,6 @@
-"""A goal around the products of a library: the plan of a model whose product stays the runtime's
-operator, with kernels for the terms before and behind it.
+"""A goal around the products of a library, and around forms: the plan of a model whose product
+stays the runtime's operator, or whose convolution has the kernel of a form, with kernels for the
+terms before and behind it.
 
 A plan is a list of steps over named values: kernels for a goal of their own, or x W (+ b).
 """
@@ -10,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
+from taso_mirage.forms.base.form import form_of
+from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable, with_args
 from taso_mirage.mugraph.checkpoint import to_json
 from taso_mirage.regions.fragments import ROWS
 
@@ -37,16 +39,24 @@ def sites(goal: Graph) -> dict[Node, tuple[Node, Node, Node | None]]:
 
 
 def plan(goal: Graph) -> Plan:
-    """The steps of a goal around its large products; none if it has no such product."""
+    """The steps of a goal around its large products and the terms of forms; none if it has neither,
+    or is one."""
     steps: Plan = []
     known: dict[Node, Node] = {}
-    for i, (node, (x, w, b)) in enumerate(sites(goal).items()):
+    products = sites(goal)
+    cut = [n for n in topological(goal.outputs) if n in products or form_of(n) is not None]
+    for i, node in enumerate(cut if cut != [*goal.outputs] or products else []):
+        x, w, b = products.get(node, (node.args and node.args[0], None, None))
         (operand,) = substitute((x,), known)
         if operand.args:
             steps.append(_kernels((operand,), [f"operand{i}"]))
             operand = variable(f"operand{i}", operand.tensor)
-        names = [None if each is None else each.attr("name") for each in (operand, w, b)]
-        steps.append({"product": names, "results": [f"product{i}"]})
+        if node in products:
+            names = [None if each is None else each.attr("name") for each in (operand, w, b)]
+            steps.append({"product": names, "results": [f"product{i}"]})
+        else:
+            own = with_args(node, (operand, *substitute(node.args[1:], known)))
+            steps.append(_kernels((own,), [f"product{i}"]))
         known[node] = variable(f"product{i}", node.tensor)
     outputs = substitute(goal.outputs, known)
     if not steps:

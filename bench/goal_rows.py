@@ -49,9 +49,9 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.cuda.device import H100  # noqa: E402
 from taso_mirage.emit import tune  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.forms.base.form import GPU_GOALS  # noqa: E402
+from taso_mirage.forms.base.form import GPU_GOALS, form_of  # noqa: E402
 from taso_mirage.ir.model import StoredWeight  # noqa: E402
-from taso_mirage.ir.terms import Graph, substitute, topological, users, weight  # noqa: E402
+from taso_mirage.ir.terms import Graph, substitute, topological, users, variable, weight, with_args  # noqa: E402
 from taso_mirage.lowering.cuda import CudaLowering  # noqa: E402
 from taso_mirage.mugraph.checkpoint import from_json, to_json  # noqa: E402
 from taso_mirage.mugraph.search import superoptimize  # noqa: E402
@@ -73,6 +73,8 @@ OPERATORS = 3
 """The least number of operators of a region."""
 PARTS = 6
 """The muGraphs of a kernel beside a library's product that are tuned."""
+LAYOUTS = ("transpose", "cast")
+"""The operators around a convolution that the neighbours in a model have, or need not."""
 CAPABILITY = 90
 """The GPU for which kernels of forms are made: sm_90."""
 PRODUCTS = (
@@ -133,19 +135,35 @@ def goal(case: str) -> Graph:
 @cache
 def own_goal(case: str) -> Graph:
     """The goal for which kernels are searched: of a convolution that a form has kernels for, the
-    term that a model has in its place, with channels last and the operators that it fuses."""
+    term that a model has in its place, with the operators that it fuses."""
+    computed = [n for n in formed_goal(case) if n.args and n.op not in LAYOUTS]
+    if len(computed) > 1 or form_of(computed[0]) is None:
+        return goal(case)
+    (node,) = computed
+    leaves = [variable(f"x{i}", x.tensor) for i, x in enumerate(node.args)]
+    return Graph(tuple(leaves), (with_args(node, tuple(leaves)),))
+
+
+@cache
+def formed_goal(case: str) -> Graph:
+    """The goal of a row with the terms of forms that a model has in the places of its
+    convolutions."""
     graph = goal(case)
     if not any(traits(n).windowed for n in graph if n.args):
         return graph
     x, *others = graph.inputs
     weights = {leaf: weight(leaf.attr("name"), leaf.tensor) for leaf in others}
-    held = {leaf.attr("name"): StoredWeight(np.ones([int(n) for n in leaf.shape], leaf.dtype)) for leaf in others}
+    rng = np.random.default_rng(0)
+    held = {leaf.attr("name"): StoredWeight(rng.normal(size=leaf.shape).astype(leaf.dtype)) for leaf in others}
     model = from_ir(to_ir(standalone(Graph((x,), substitute(graph.outputs, weights)), {"": 20}, held)))
     model = optimize_model(model, Config(measure=False, budget=30.0)).model  # which puts pads into convolutions
     kinds = find_kinds(model, {}, CudaLowering(H100, "", CAPABILITY), lambda: False, raised)
-    computed = [n.op for n in kinds.model.nodes() if n.args and n.op not in ("transpose", "cast")]
-    goals = [kind.goal for kind in kinds.places if kind.goal in kinds.prepared]
-    return goals[0] if len(computed) == len(goals) == 1 else graph
+    made = kinds.model.graph.outputs
+    weights = [n for n in topological(made) if n.op == "weight"]
+    inputs = {leaf: variable(leaf.attr("name"), leaf.tensor) for leaf in weights}
+    given = (*kinds.model.graph.inputs, *inputs.values())
+    formed = Graph(given, substitute(made, inputs))
+    return formed if any(form_of(n) is not None for n in formed if n.args) else graph
 
 
 def searched(case: str, best: int, budget: float) -> list[dict[str, Any]]:
@@ -164,11 +182,19 @@ def searched_both(case: str, best: int, budget: float) -> tuple[list[dict[str, A
 def searched_plan(case: str, best: int, budget: float) -> goal_plans.Plan:
     """The steps of a row around its large products, with the muGraphs of the kernels; none where it
     has no such product, or a step has no kernel."""
-    steps = goal_plans.plan(goal(case))
+    formed = formed_goal(case)
+    computed = [n for n in formed if n.args and n.op not in LAYOUTS]
+    steps = goal_plans.plan(formed) if len(computed) > 1 else []
     try:
         for step in steps:
             if "goal" in step:
-                found = superoptimize(from_json(step["goal"]), best=best, budget=budget, device=H100)
+                graph = from_json(step["goal"])
+                form = GPU_GOALS.read(graph)
+                found = (
+                    form.mugraphs(graph, H100)[:best]
+                    if form is not None
+                    else superoptimize(graph, best=best, budget=budget, device=H100)
+                )
                 step["graphs"] = [to_json(each.graph) for each in found]
     except TasoMirageError:
         return []
@@ -228,7 +254,9 @@ def completed(
     found = around.get("around", around)
     if found:
         row["around"] = found
-    times = {"kernels": own.get("ours"), "kernels around a library's products": found.get("us")}
+    forms = any(form_of(n) is not None for n in formed_goal(case) if n.args)
+    other = "kernels around that of a form" if forms else "kernels around a library's products"
+    times = {"kernels": own.get("ours"), other: found.get("us")}
     known = {plan: us for plan, us in times.items() if us is not None}
     if known:
         row["plan"] = min(known, key=lambda plan: known[plan])
@@ -338,7 +366,7 @@ def main() -> None:
     cases = [c for c in cases if not (options.missing and c in done)]
     os.environ[goal_times.LOCK] = f"{path}.lock"
     before = {row["case"]: row for row in kept.kept}
-    sides = Side("ours", own_goal, 1, options), Side("around", goal, 1, options), Side("peers", goal, 2, options)
+    sides = Side("ours", own_goal, 1, options), Side("around", formed_goal, 1, options), Side("peers", goal, 2, options)
     with closing(sides[0]), closing(sides[1]), closing(sides[2]):
         asked = {case: _asked(case, found, sides, before, options) for case, found in search_all(cases, options)}
         for case, answers in asked.items():

@@ -1,7 +1,6 @@
 """The site of these pages: `sphinx-build -W --keep-going docs site` (extra `docs`)."""
 
 import sys
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,14 +34,3 @@ html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-
-UNKNOWN = "OWNER/taso_mirage"
-"""The text in pages for the repository's place on GitHub, for as long as it has none."""
-URLS = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"].get("urls", {})
-REPOSITORY = URLS.get("Repository", f"https://github.com/{UNKNOWN}").removeprefix("https://github.com/")
-"""That place: the only one that says it is `[project.urls]` of pyproject.toml."""
-
-
-def setup(app):
-    """The repository's place in every page."""
-    app.connect("source-read", lambda _, name, source: source.append(source.pop().replace(UNKNOWN, REPOSITORY)))

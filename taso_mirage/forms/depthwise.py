@@ -1,4 +1,4 @@
-"""Convolutions of each channel alone, in single precision, as kernels for a GPU.
+"""Convolutions of each channel alone as kernels for a GPU, with sums in single precision.
 
 They contain no matrix product and are bound by memory. The kernel reads an image once, computes
 several results for each load, and computes the epilogue.
@@ -32,6 +32,7 @@ from taso_mirage.operators.ops import term
 
 LANES = (128, 256, 512, 1024)
 """Channels times positions of a block."""
+FLOATS = ("float32", "float16", "bfloat16")
 ROWS = (1, 2, 4, 8)
 """Results of a position, one below the other."""
 
@@ -81,6 +82,13 @@ class DepthwiseFunction(FusedFunction):
 
     Raises Unsupported as FusedFunction does, and for kernels too tall to be written out.
     """
+
+    floats = FLOATS
+
+    def _loaded(self, at: Expression, *masks: Expression) -> Expression:
+        """A tile as numbers of single precision."""
+        made = tl.load(at, *masks)
+        return made if self.node.dtype == "float32" else made.to(tl.float32)
 
     def _read_sizes(self) -> None:
         super()._read_sizes()
@@ -219,11 +227,11 @@ class DepthwiseFunction(FusedFunction):
         taps = self.high.kernel * self.row.kernel
         for i in range(self.high.kernel):
             at = v[self.names[1]] + v.channel * (self.deep.kernel * taps) + v.low * taps + i * self.row.kernel + j
-            yield let(f"w_{i}", tl.load(at, v.there)[:, None])
+            yield let(f"w_{i}", self._loaded(at, v.there)[:, None])
         for offset, results in self.offsets:
             yield let("seen", every(within(v.top_x + offset, self.high.size)))
             at = v.at_x + offset * self.row.size + further
-            yield let("x_tile", tl.load(v.x_at + at, inside[:, None], seen[None, :]))
+            yield let("x_tile", self._loaded(v.x_at + at, inside[:, None], seen[None, :]))
             for r, i in results:
                 yield let(f"sum_{r}", tl.fma(v.x_tile, f"w_{i}", f"sum_{r}"))
 
@@ -237,7 +245,7 @@ class DepthwiseFunction(FusedFunction):
         image = self.channels * size
         for name in self.epilogue.of_channels:
             place = self.epilogue.channel(name, v.image, v.channel)
-            yield let(f"{name}_tile", tl.load(v[name] + place, v.there))
+            yield let(f"{name}_tile", self._loaded(v[name] + place, v.there))
         yield let("at_y", (v.plane * self.area_y + v.top * self.row.result + v.pixel)[None, :])
         yield let("at_y", self._alone((v.channel * size)[:, None] + v.at_y))
         for r in range(self.rows):
@@ -245,7 +253,7 @@ class DepthwiseFunction(FusedFunction):
             yield let("place", v.at_y + r * self.row.result)
             yield let("result", f"sum_{r}")
             for name in self.epilogue.of_results:
-                yield let(f"{name}_tile", tl.load(v[name] + v.image * image + v.place, v.kept))
+                yield let(f"{name}_tile", self._loaded(v[name] + v.image * image + v.place, v.kept))
             yield from self.epilogue.statements("result", (self.beside, self.positions), self.taken)
             yield tl.store(v[self.names[-1]] + v.image * image + v.place, v.result, v.kept)
 
@@ -263,5 +271,6 @@ def _attrs(names: MatchedNames) -> dict[str, Any] | None:
 KIND = FusedKind(
     patterns("conv(x, w, strides=strides, pads=pads, dilations=dilations, group=group)"),
     _attrs,
+    floats=FLOATS,
 )
 FORM = fused_form(DepthwiseConvolution, GpuProgram("depthwise_conv", DepthwiseFunction), KIND)

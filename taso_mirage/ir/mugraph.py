@@ -131,6 +131,8 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
 
 
 _PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
+KNOWN = "w"
+"""The beginning of the name of a part of a size that is a number."""
 _SIGNS = ((" + ", "_plus_"), (" - ", "_minus_"), ("*", "_times_"))
 """The signs of a polynomial, and their words in the name of a part."""
 
@@ -154,7 +156,7 @@ def part_of(dim: Dim) -> tuple[Dim, int] | None:
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
     if found is None:
         return None
-    text = found[1]
+    text = found[1].removeprefix(KNOWN) if found[1].removeprefix(KNOWN).isdigit() else found[1]
     for sign, word in _SIGNS:
         text = text.replace(word, sign)
     return parse_dim(text), int(found[2])
@@ -162,6 +164,8 @@ def part_of(dim: Dim) -> tuple[Dim, int] | None:
 
 def _worded(dim: Dim) -> str:
     """A polynomial as a name: positive products first, each with its number behind the sizes."""
+    if isinstance(dim, int):
+        return f"{KNOWN}{dim}"
     terms = sorted(dim.terms, key=lambda term: (term[1] < 0, not term[0])) if isinstance(dim, Symbolic) else ()
     text = ""
     for monomial, c in terms:
@@ -215,10 +219,13 @@ def size_names(shapes: Iterable[Shape]) -> list[str]:
 
 def possibly_empty(graph: Graph) -> list[str]:
     """The named sizes that may be 0 although nothing says that the results are empty then: kernels
-    have no operand without elements, as a cache of length 0 is joined with a new element."""
+    that compute have no operand without elements, as a cache of length 0 is joined with a new
+    element."""
     names = size_names([x.shape for x in graph.inputs])
     run = kernels(graph.outputs)
-    read = [x for node in (*run, *topological(graph.outputs, stop=run)) for x in node.args if x is not ABSENT]
+    copies = {node for node in run if node.attr("body").outputs == node.attr("body").inputs}
+    above = [node for node in (*run, *topological(graph.outputs, stop=run)) if node not in copies]
+    read = [x for node in above for x in node.args if x is not ABSENT and x not in copies]
     dims = {dim for x in (*read, *graph.outputs) if isinstance(x.type, Tensor) for dim in x.shape}
     if not all(symbols(dim) <= {*names} for dim in dims):
         return []

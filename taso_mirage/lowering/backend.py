@@ -86,6 +86,9 @@ class Backend(Protocol):
         ValueError.
         """
 
+    def begin_shipping(self, record: Record) -> None:
+        """Begin the slow part of `shipped` for a choice, beside other work."""
+
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The kernels for all machines to which a model may come."""
 
@@ -100,6 +103,12 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """End the processes that were started for measuring."""
+
+
+def at_most(record: Record, most: int | None) -> Record:
+    """The part of a record for runs up to a limit, or for those above all limits."""
+    before = record.get("before", ()) if most is not None else ()
+    return next((each for each in before if most is not None and most <= each["most"]), record)
 
 
 def here(target: Target) -> Backend:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.device import Device
@@ -17,7 +18,7 @@ from taso_mirage.emit.cpu.native_tuner import tuned_native, tuned_ranges
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import CPU_GOALS, PreparedKinds
 from taso_mirage.ir.terms import Graph
-from taso_mirage.lowering.backend import MeasuredSizes, Record
+from taso_mirage.lowering.backend import MeasuredSizes, Record, at_most
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.horizontal import FusedGoal, together
@@ -86,13 +87,23 @@ class CpuLowering:
         return {"mugraph": to_json(ranges[0]), "before": before}
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
-        """One muGraph of all lanes."""
-        return {"mugraph": to_json(together(goal, parts, [from_json(each["mugraph"]) for each in records])[0])}
+        """One muGraph of all lanes. A limit of one is one of all."""
+
+        def joined(most: int | None) -> dict[str, Any]:
+            graphs = [from_json(at_most(each, most)["mugraph"]) for each in records]
+            return {"mugraph": to_json(together(goal, parts, graphs)[0])}
+
+        limits = sorted({each["most"] for record in records for each in record.get("before", ())})
+        before = [joined(most) | {"most": most} for most in limits]
+        return joined(None) | ({"before": before} if before else {})
 
     def kernel(self, record: Record) -> PlannedNode:
         """The kernel as C++, which is compiled when the model is loaded."""
         before = [SizeRange(from_json(each["mugraph"]), int(each["most"])) for each in record.get("before", ())]
         return cpu_kernel(from_json(record["mugraph"]), before)
+
+    def begin_shipping(self, record: Record) -> None:
+        """Nothing to begin: C++ runs everywhere."""
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The kernels for all machines: the same as for this one, since C++ runs everywhere."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -32,15 +31,16 @@ from taso_mirage.emit.gpu.program import (
 from taso_mirage.emit.ranges import ranges
 from taso_mirage.errors import RuntimeUnavailable, TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import GPU_GOALS, PreparedKinds
-from taso_mirage.ir.dims import Shape, learn
+from taso_mirage.ir.dims import learn
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record
+from taso_mirage.ir.terms import Graph
+from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record, at_most
 from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
+from taso_mirage.lowering.shipping import Shipping
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
-from taso_mirage.mugraph.free import FreeSizes, with_free_sizes
+from taso_mirage.mugraph.free import FreeSizes, at_sizes, with_free_sizes
 from taso_mirage.mugraph.horizontal import FusedGoal, together
 from taso_mirage.mugraph.labels import label
 from taso_mirage.regions.free_regions import goal_at
@@ -64,10 +64,8 @@ BESIDE = 4
 """The number of other programs, the fastest by the model, that are tuned together with one with
 stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
 compiler a second."""
-FIRST = 4
+FIRST = 2
 """The number of muGraphs among which a predicted kernel is chosen."""
-LONGEST = 60.0
-"""Seconds for compiling a region's kernels for one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,7 @@ class CudaLowering:
     key: str
     capability: int
     compiler: Workers = field(default_factory=lambda: compile_jobs.compilers(cores()))
+    shipping: Shipping = field(default_factory=lambda: Shipping(f"{__name__}:{shippable.__name__}"))
     lanes: int = 4
     prepared: PreparedKinds | None = GPU_GOALS
     arranged: bool = True
@@ -111,7 +110,7 @@ class CudaLowering:
         begun = {each["source"]: self.compiler(each) for each in jobs}
 
         def chosen() -> Record:
-            at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes) if measured else goal
+            at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes, _named(found)) if measured else goal
             check = Float64Oracle(at, self.device.rounds)
             return _record(known, self._tuned(programs, check, 0.0, sizes, lambda job: begun[job["source"]]))
 
@@ -132,7 +131,8 @@ class CudaLowering:
             measured = measured[:1]
         if not measured:
             return _record(known, self._tuned(programs, Float64Oracle(goal, self.device.rounds), end))
-        best, before = self._ranges(programs, goal, graphs[0], measured, end)
+        goals = [_at_sizes(goal, FreeSizes.of(graphs[0]), sizes, _named(found)) for sizes in measured]
+        best, before = self._ranges(programs, goals, measured, end)
         others = [_record(known, each) | {"most": most} for each, most in before]
         return _record(known, best) | {"before": others}
 
@@ -146,14 +146,13 @@ class CudaLowering:
     def _ranges(
         self,
         programs: Sequence[TritonProgram],
-        goal: Graph,
-        graph: Graph,
+        goals: Sequence[Graph],
         measured: Sequence[MeasuredSizes],
         end: float,
     ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
         """The program for most runs, and the programs for smaller runs with their limits. Each was
         tuned at one of the measured sizes and is compared with all others at all of these sizes."""
-        checks = [Float64Oracle(_at_sizes(goal, FreeSizes.of(graph), sizes), self.device.rounds) for sizes in measured]
+        checks = [Float64Oracle(goal, self.device.rounds) for goal in goals]
         start, best = time.monotonic(), list[TritonProgram]()
         for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
             until = start + (end - start) * (i + 1) / (len(measured) + 1)
@@ -192,14 +191,16 @@ class CudaLowering:
         """One muGraph of them all, each kernel with its schedule: the runtime launches those that
         share no memory beside each other. A limit of one is one of all."""
         limits = sorted({each["most"] for record in records for each in record.get("before", ())})
-        before = [self._joined(goal, parts, [_at(each, most) for each in records]) | {"most": most} for most in limits]
-        found = self._joined(goal, parts, [_at(each, None) for each in records])
+        before = [
+            self._joined(goal, parts, [at_most(each, most) for each in records]) | {"most": most} for most in limits
+        ]
+        found = self._joined(goal, parts, [at_most(each, None) for each in records])
         return found | ({"before": before} if before else {})
 
     @staticmethod
     def _joined(goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> dict[str, Any]:
         graphs = [from_json(each["mugraph"]) for each in records]
-        graph, origins = together(_named(goal, parts, graphs), parts, graphs)
+        graph, origins = together(goal, parts, graphs)
         known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
         chosen = {node: known[lane][term] for node, (lane, term) in origins.items() if term in known[lane]}
         terms = kernel_terms(graph)
@@ -216,12 +217,17 @@ class CudaLowering:
     @spent(Purpose.COMPILING)
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
-        every = {*SHIPPED, self.capability}
-        parts = [part for record in records for part in (record, *record.get("before", ()))]
-        jobs = [{"record": part, "capability": c} for part in parts for c in every]
-        with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
-            wait([workers(job) for job in jobs if len(jobs) > 1])  # a single one is compiled here as soon
+        self.shipping.wait(records, self._every)
         return [self._planned(record, SHIPPED) for record in records]
+
+    def begin_shipping(self, record: Record) -> None:
+        """Compile the kernels of a choice for all of SHIPPED into Triton's cache, in processes."""
+        self.shipping.begin(record, self._every)
+
+    @property
+    def _every(self) -> list[int]:
+        """The compute capabilities for which a model has kernels."""
+        return sorted({*SHIPPED, self.capability})
 
     def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
         """Images for the GPU of this machine and for others."""
@@ -263,11 +269,20 @@ class CudaLowering:
     def close(self) -> None:
         CONTRACTING.by = pairwise_in_parts
         self.compiler.close()
+        self.shipping.close()
         give_memory_back()
 
 
-def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes) -> Graph:
-    """A goal with these names for some of its sizes, at others: by its labels, if it has any."""
+def _named(found: Sequence[FoundMuGraph]) -> Graph | None:
+    """The goal of some muGraphs by its terms for all sizes, if it moves elements."""
+    return next((each.named for each in found if each.named is not None), None)
+
+
+def _at_sizes(goal: Graph, free: FreeSizes, sizes: MeasuredSizes, named: Graph | None = None) -> Graph:
+    """A goal with these names for some of its sizes, at others: by its terms for all sizes
+    (`named`), or by its labels, if it has any."""
+    if named is not None:
+        return at_sizes(named, sizes)
     if GPU_GOALS.read(goal) is not None:
         return with_free_sizes(goal, free, sizes)
     labelled = label(goal)
@@ -303,21 +318,6 @@ def _rounds_always(program: TritonProgram) -> bool:
     return any(each.precisions == (TF32_ROUNDED,) for each in program.launches)
 
 
-def _at(record: Record, most: int | None) -> Record:
-    """The part of a record for runs up to a limit, or for those above all limits."""
-    before = record.get("before", ()) if most is not None else ()
-    return next((each for each in before if most is not None and most <= each["most"]), record)
-
-
-def _named(goal: Graph, parts: Sequence[FusedGoal], graphs: Sequence[Graph]) -> Graph:
-    """The goal with inputs of the sizes that its lanes' have: names, where a run gives them."""
-    shapes: dict[int, Shape] = {}
-    for lane, graph in zip(parts, graphs, strict=True):
-        shapes |= zip(lane.inputs, [x.shape for x in graph.inputs], strict=True)
-    inputs = tuple([variable(x.attr("name"), Tensor(x.dtype, shapes[i])) for i, x in enumerate(goal.inputs)])
-    return Graph(inputs, goal.outputs)
-
-
 def _program(record: Record) -> TritonProgram:
     """The program of a record.
 
@@ -351,7 +351,7 @@ def launcher(record: Record, shapes: Sequence[Sequence[int]]) -> Callable[..., A
     for x, shape in zip(from_json(record["mugraph"]).inputs, shapes, strict=True):
         learn(x.shape, shape, sizes)
     found = gpu()
-    program = _form(_at(record, prod(sizes.values())), SPECIALIZED if found is None else found.capability)
+    program = _form(at_most(record, prod(sizes.values())), SPECIALIZED if found is None else found.capability)
     folder = TemporaryDirectory()
     return partial(_launched, load_source(program.source, Path(folder.name)), folder)
 

@@ -13,7 +13,7 @@ from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import compared_times, enough_wins
+from taso_mirage.measure.timing import clear, compared_times, enough_wins
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get
@@ -43,12 +43,12 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
     machine affects all equally: the median of the first model, and for every other its certain gain
     or loss relative to the first (`Timing.sure`). A difference that may be chance counts as
-    none."""
+    none. The runs end early where all differences are clear."""
     runs = [_runner(content, target.resting, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
-    while len(times[0]) < SIGNS or (time.perf_counter() < end and len(times[0]) < MOST):
+    while len(times[0]) < SIGNS or (time.perf_counter() < end and len(times[0]) < MOST and not clear(times)):
         order = range(len(runs)) if len(times[0]) % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)

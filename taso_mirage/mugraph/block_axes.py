@@ -104,7 +104,7 @@ class BlockAxes:
     def count(self, label: str) -> Dim:
         """How many tiles a label has."""
         size, tile = self.sizes[label], self.tiles[label]
-        return -(-size // tile) if isinstance(size, int) else tile_count(size, tile)
+        return -(-size // tile) if isinstance(size, int) and isinstance(tile, int) else tile_count(size, tile)
 
     def of(self, labels: Iterable[str]) -> list[str]:
         """The axes of a value that has these labels."""

@@ -32,11 +32,13 @@ class FoundMuGraph:
     """The permitted numbers of warps of 32 threads in a block; empty for any."""
     free: Graph | None = None
     """The muGraph where some sizes are known only in a run."""
+    named: Graph | None = None
+    """The goal of `free`, if it moves elements; otherwise its labels give it at every size."""
 
     def as_json(self) -> dict[str, Any]:
         """A value for a checkpoint or a report, from which `of_json` makes the same."""
         found = {"graph": to_json(self.graph), "seconds": self.seconds, "device": self.device, "warps": self.warps}
-        found |= {} if self.free is None else {"free": to_json(self.free)}
+        found |= {key: to_json(made) for key, made in (("free", self.free), ("named", self.named)) if made is not None}
         return found | {"evidence": tests_json(self.evidence)}
 
     @staticmethod
@@ -58,7 +60,7 @@ class FoundMuGraph:
             value["device"],
             evidence,
             tuple(value["warps"]),
-            from_json(value["free"]) if "free" in value else None,
+            *[from_json(value[key]) if key in value else None for key in ("free", "named")],
         )
 
     def program(self) -> TritonProgram:
@@ -76,3 +78,17 @@ class FoundMuGraph:
         """Write a Python module with the Triton kernels and a function `launch` for torch
         tensors."""
         write_file(Path(path), self.program().source)
+
+
+@dataclass
+class KernelSearchStatistics:
+    """Counts of the graphs and plans that a search considered."""
+
+    classes: int = 0
+    edges: int = 0
+    wrong_edges: int = 0
+    plans: int = 0
+    unstable: int = 0
+    tilings: int = 0
+    tested: int = 0
+    verified: int = 0

@@ -12,25 +12,27 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.devices.device import Device
-from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.mugraph.checkpoint import Checkpoint, to_json
 from taso_mirage.mugraph.closure import Closure, close
 from taso_mirage.mugraph.collapsed import runs_without, same_results
 from taso_mirage.mugraph.field_check import sizes_apart
-from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.found import FoundMuGraph, KernelSearchStatistics
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.free_moves import free_moves
-from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals, together
+from taso_mirage.mugraph.horizontal import fused_goals, joined_found, ranked_found
 from taso_mirage.mugraph.kernel_bodies import KernelBody, Plan
 from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.masked_tiles import MaskedGoal, has_rests, masked_goal
 from taso_mirage.mugraph.moved_goal import labelled_goal
 from taso_mirage.mugraph.refusals import results
 from taso_mirage.mugraph.shrink import resized_goal
@@ -62,8 +64,9 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 DOUBT = 0.05
 """The share by which the model may underestimate the seconds of a cluster."""
 SPLITS_OF_LONG = (256, 1024)
-"""The splits of a label that no block holds whole (`tilings.LONG`), where nothing else is for the
-grid."""
+"""Splits of a label that no block holds whole (`tilings.LONG`), if nothing else is for the grid."""
+MASKED = 3
+"""One of so many muGraphs has a masked last tile, where no tiles divide a label."""
 SPLIT_FROM = 256
 """The smallest size of a reduction that is split."""
 
@@ -108,20 +111,6 @@ class SearchOptions:
         return all(allowed is None or all(v in allowed for v in values) for allowed, values in within)
 
 
-@dataclass
-class KernelSearchStatistics:
-    """Counts of the graphs and plans that a search considered."""
-
-    classes: int = 0
-    edges: int = 0
-    wrong_edges: int = 0
-    plans: int = 0
-    unstable: int = 0
-    tilings: int = 0
-    tested: int = 0
-    verified: int = 0
-
-
 class _Late(Exception):
     """Raised when the time for enumeration is over."""
 
@@ -136,7 +125,10 @@ class Search:
         device: Device = H100,
         seed: int = 0,
         free: FreeSizes | None = None,
+        masked: MaskedGoal | None = None,
+        whole: Graph | None = None,
     ) -> None:
+        """`masked`: the goal is larger than the `whole` one, whose sizes its muGraphs get."""
         if options.max_kernels is not None and options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
@@ -153,10 +145,28 @@ class Search:
         if device.general and self.labelled.integers:
             raise Unsupported(f"{results(goal)}: sums of integers on {device.name}; only kernels on a GPU have them")
         self.moves = None if free is None else free_moves(self.moved, free)
+        self.named = None if free is None or not self.moved.moves else free.goal
         self.free = None if self.moves is None else self.moves.sizes.labels(self.labelled)
+        self.whole = whole
+        if masked is not None:
+            self.free = dict(masked.sizes)
+        self.apart = self.labelled
         self.runs = () if device.general else runs_without(self.labelled.runs, (self.free or {}).keys())
         if self.runs:
             self._join()
+
+    def _masked(self) -> Search | None:
+        """The search for muGraphs with a masked last tile of labels that no tiles divide."""
+        plain = not self.device.general and self.free is None and not self.moved.moves
+        found = masked_goal(self.apart) if plain else None
+        if found is None:
+            return None
+        try:
+            made = Search(found.goal, self.options, self.device, self.seed, masked=found, whole=self.goal)
+        except TasoMirageError:
+            return None
+        same = {x: n for x, n in made.apart.sizes.items() if x not in found.sizes}
+        return made if {**same, **found.sizes} == self.apart.sizes and not made.moved.moves else None
 
     def _join(self) -> None:
         """Dims that lie side by side as one, if the goal is the same so at small sizes."""
@@ -175,10 +185,26 @@ class Search:
         budget: float,
         progress: _Progress = lambda stage, done, total: None,
         checkpoint: Path | None = None,
+        rests: bool = True,
     ) -> list[FoundMuGraph]:
         """The `best` fastest muGraphs by the model that are verified, after at most about `budget`
-        seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. Raises
-        Unsupported where every muGraph overflows or rounds too much."""
+        seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. With
+        `rests` tiles may have a masked rest; such a muGraph cannot be verified at its own sizes.
+        Raises Unsupported where every muGraph overflows or rounds too much."""
+        if (masked := self._masked() if rests else None) is None:
+            return self._run(best, budget, progress, checkpoint)
+        found, more = [], list[FoundMuGraph]()
+        with suppress(Unsupported):
+            more = masked._run(max(best // MASKED, 1), budget / MASKED, progress)
+        try:
+            found = self._run(best, budget * (MASKED - 1) / MASKED, progress, checkpoint)
+        except Unsupported:
+            if not more:
+                raise
+        kept = found[: max(best - len(more), 1)]
+        return sorted([*kept, *more], key=lambda each: each.seconds)[:best]
+
+    def _run(self, best: int, budget: float, progress: _Progress, checkpoint: Path | None = None) -> list[FoundMuGraph]:
         end = time.monotonic() + budget
         state = Checkpoint(checkpoint, self._key())
         found = [FoundMuGraph.of_json(value, self.goal) for value in state.found]
@@ -278,6 +304,8 @@ class Search:
         if graphs is None or not self.options.allows(graphs[0]):
             return None
         graph, free = graphs
+        if self.whole is not None and not (free is not None and has_rests(free)):
+            return None
         roles = candidate.roles()
         if roles not in self.known:
             self.statistics.tested += 1
@@ -290,9 +318,20 @@ class Search:
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
+        if self.whole is not None and free is not None:
+            return FoundMuGraph(free, self.whole, candidate.seconds, self.device.name, evidence, warps)
         whole = self.moved.restored(graph)
         named = None if free is None or self.moves is None else self.moves.restored(free)
-        return FoundMuGraph(whole, self.goal, candidate.seconds, self.device.name, evidence, warps, named)
+        return FoundMuGraph(
+            whole,
+            self.goal,
+            candidate.seconds,
+            self.device.name,
+            evidence,
+            warps,
+            named,
+            None if named is None else self.named,
+        )
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
@@ -408,25 +447,4 @@ def superoptimize(
     for i, lane in enumerate(lanes):
         own = None if checkpoint is None else checkpoint.with_stem(f"{checkpoint.stem}-{i}")
         found.append(Search(lane.graph, options, device, seed).run(best, budget / len(lanes), progress, own))
-    return [_joined(graph, lanes, each) for each in _ranked(found)][:best]
-
-
-def _ranked(found: Sequence[Sequence[FoundMuGraph]]) -> list[tuple[FoundMuGraph, ...]]:
-    """The muGraphs of each lane together, the fastest first: from one to the next, each lane goes
-    on to its next muGraph."""
-    if not all(found):
-        return []
-    return [tuple([each[min(i, len(each) - 1)] for each in found]) for i in range(max(map(len, found)))]
-
-
-def _joined(goal: Graph, lanes: Sequence[FusedGoal], found: Sequence[FoundMuGraph]) -> FoundMuGraph:
-    """The muGraphs of a goal's lanes as one of the goal, with the evidence for all of them."""
-    graph, _ = together(goal, lanes, [each.graph for each in found])
-    evidence = Evidence(
-        tests=min(each.evidence.tests for each in found),
-        undecided=sum(each.evidence.undecided for each in found),
-        bound=sum(each.evidence.bound for each in found),
-        measured=tuple([error for each in found for error in each.evidence.measured]),
-    )
-    seconds = sum(each.seconds for each in found)
-    return FoundMuGraph(graph, goal, seconds, found[0].device, evidence, found[0].warps)
+    return [joined_found(graph, lanes, each) for each in ranked_found(found)][:best]

@@ -4,21 +4,23 @@ stores at its place (`operators/stores.py`).
     concat(a @ v, b @ w)     parts a @ v and b @ w; stored side by side
 
 To push such a concatenation to the operands (`moved_goal.py`) computes every part for each element
-of the result, which is wasteful where a part is a product or a fold.
+of the result, which is wasteful where a part is a product or a fold, or most elements are copied: a
+cache to which rows are appended.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.dims import dim_product
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.dims import Dim, Shape, dim_product
+from taso_mirage.ir.mugraph import Lowering, tile_count, tile_part
 from taso_mirage.ir.terms import (
     Graph,
     Node,
@@ -59,11 +61,13 @@ COPIED = 4096
 @dataclass(frozen=True, slots=True)
 class StoredGoal:
     """A `goal`; `parts`: the same inputs, with each computed part as a result; `outputs`: those of
-    the goal, as concatenations of these parts, of inputs and of numbers."""
+    the goal, as concatenations of these parts, of inputs and of numbers. `named`: the same with
+    names for the sizes that a run gives."""
 
     goal: Graph
     parts: Graph
     outputs: tuple[Node, ...]
+    named: StoredGoal | None = None
 
     @property
     def stores(self) -> bool:
@@ -110,7 +114,11 @@ class StoredGoal:
 
     def is_equal(self) -> bool:
         """Whether the results are proved equal to those of the goal for any values of the parts,
-        and each is proved to be a partition into its parts, also by their places in memory."""
+        and each is proved to be a partition into its parts, also by their places in memory; for all
+        sizes, if some have names."""
+        return self._is_equal() and (self.named is None or self.named._is_equal())
+
+    def _is_equal(self) -> bool:
         fresh = {x: variable(f"part {i}", x.tensor) for i, x in enumerate(self.parts.outputs)}
         joined = [(new, old) for new, old in zip(self.outputs, self.goal.outputs, strict=True) if new not in fresh]
         for new, old in joined:
@@ -183,30 +191,46 @@ def _distinct(node: Node, path: str = "part") -> Node:
 
 
 @lru_cache(maxsize=1024)
-def stored_goal(goal: Graph) -> StoredGoal:
+def stored_goal(goal: Graph, named: Graph | None = None) -> StoredGoal:
     """The goal with its parts, where a result consists of parts and it is better to store them
-    apart; `is_equal` tells whether it is the same goal."""
+    apart; `is_equal` tells whether it is the same goal. `named`: the goal with names for some
+    sizes."""
+    apart = [stores_parts(goal, _joins(output)) for output in goal.outputs]
+    made = _in_parts(goal, apart)
+    return made if named is None else replace(made, named=_in_parts(named, apart))
+
+
+def _in_parts(goal: Graph, apart: Sequence[bool]) -> StoredGoal:
     outputs, parts = list[Node](), dict[Node, None]()
-    for output in goal.outputs:
+    for output, split in zip(goal.outputs, apart, strict=True):
         joined = _joins(output)
-        apart = stores_parts(goal, joined)
-        outputs.append(joined if apart else output)
-        parts |= dict.fromkeys(x for x in _values(joined) if not _is_copied(x)) if apart else {output: None}
+        outputs.append(joined if split else output)
+        parts |= dict.fromkeys(x for x in _values(joined) if not _is_copied(x)) if split else {output: None}
     return StoredGoal(goal, Graph(goal.inputs, tuple(parts)), tuple(outputs))
+
+
+def is_append(output: Node) -> bool:
+    """Whether a result of fixed sizes is mostly an input: a concatenation of which inputs are more
+    than half of the elements."""
+    joined = _joins(output)
+    copied = sum(int(dim_product(x.shape)) for x in _values(joined) if not x.args and not is_constant(x))
+    return has_parts(joined) and not writes_over(joined) and 2 * copied > int(dim_product(output.shape))
 
 
 def stores_parts(goal: Graph, output: Node) -> bool:
     """Whether the parts of a result are stored apart: where there are several tensors, and one is a
-    product or a fold, or where the concatenation does not reach the operands."""
+    product or a fold, or most elements are those of inputs while other results are computed, or
+    where the concatenation does not reach the operands."""
     values = [*_values(output)]
     computed = [x for x in values if not _is_copied(x)]
-    if not has_parts(output) or not computed:
+    appended = len(goal.outputs) > 1 and is_append(output)
+    if not has_parts(output) or not (computed or appended):
         return False
     several = sum(not all(map(is_constant, _leaves(x))) for x in values) > 1
     try:
         for part in stored_parts(_distinct(output)):
             part_layout(part)
-        if core_labels(Graph(goal.inputs, tuple(computed))).reduced and several:
+        if appended or (core_labels(Graph(goal.inputs, tuple(computed))).reduced and several):
             return True
     except Unsupported:
         return False
@@ -291,21 +315,42 @@ def _copied(x: Node, number: int, layout: PartLayout, over: bool) -> Node:
 
 
 def copy_kernel(x: Node, number: int = 0, rows: Collection[int] = ()) -> Node:
-    """The kernel that gives a tensor of fixed sizes as it is: for a part that is not computed.
-    Kernels of other numbers are other terms, as a part has one place. A tile has one position along
-    the axes `rows`."""
-    tile, grid, cuts = [int(n) for n in x.shape], list[int](), list[int]()
-    for axis in sorted(range(len(x.shape)), key=lambda axis: axis not in rows):
-        n = tile[axis]
-        if (dim_product(tile) > COPIED or axis in rows) and len(grid) < 3 and n != 1:
-            counts = [d for d in range(1, n + 1) if n % d == 0 and (d == n or dim_product(tile) <= COPIED * d)]
-            count = n if axis in rows else min(counts)
-            tile[axis] //= count
-            grid.append(count)
-            cuts.append(axis)
-    grid, cuts = (grid, cuts) if grid else ([1], [-1])
+    """The kernel that gives a tensor as it is: for a part that is not computed. Kernels of other
+    numbers are other terms, as a part has one place. A tile has one position along the axes
+    `rows`."""
+    free = any(not isinstance(n, int) for n in x.shape)
+    if free and rows:
+        raise Unsupported(f"a copy of {x.type} to rows that a run gives, of sizes that it gives")
+    tile, counts = _free_copy(x.shape) if free else _fixed_copy([int(n) for n in x.shape], rows)
+    cuts = sorted(counts)
     leaf = variable(f"t{number}", Tensor(x.dtype, tuple(tile)))
-    maps = (tuple(cuts),)
+    maps, grid = (tuple(cuts) or (-1,),), tuple([counts[axis] for axis in cuts]) or (1,)
     return term(
-        "kernel", x, body=Graph((leaf,), (leaf,)), grid=tuple(grid), loop=1, imap=maps, fmap=(-1,), omap=maps, cluster=1
+        "kernel", x, body=Graph((leaf,), (leaf,)), grid=grid, loop=1, imap=maps, fmap=(-1,), omap=maps, cluster=1
     )
+
+
+def _fixed_copy(tile: list[int], rows: Collection[int]) -> tuple[list[int], dict[int, int]]:
+    """The tile of a copy of fixed sizes, and how many of them an axis has."""
+    found = dict[int, int]()
+    for axis in sorted(range(len(tile)), key=lambda axis: axis not in rows):
+        n, elements = tile[axis], math.prod(tile)
+        if (elements > COPIED or axis in rows) and len(found) < 3 and n != 1:
+            counts = [d for d in range(1, n + 1) if n % d == 0 and (d == n or elements <= COPIED * d)]
+            found[axis] = n if axis in rows else min(counts)
+            tile[axis] //= found[axis]
+    return tile, found
+
+
+def _free_copy(shape: Shape) -> tuple[list[Dim], dict[int, Dim]]:
+    """The tile of a copy where a run gives sizes: rows of the last such axis; and how many of them
+    an axis has."""
+    tile, found = list[Dim](shape), dict[int, Dim]()
+    *others, last = [axis for axis, n in enumerate(shape) if not isinstance(n, int)]
+    inner = int(dim_product(shape[last + 1 :]))
+    tile[last] = tile_part(shape[last], max(COPIED // inner, 1))
+    found[last] = tile_count(shape[last], tile[last])
+    for axis in [*others[::-1], *range(last)]:
+        if len(found) < 3 and shape[axis] != 1 and axis not in found:
+            tile[axis], found[axis] = 1, shape[axis]
+    return tile, found

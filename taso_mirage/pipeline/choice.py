@@ -27,6 +27,7 @@ from taso_mirage.pipeline.shares import (
     after_choice,
     compared_seconds,
     comparison_seconds,
+    kernels_first,
     large,
     load_seconds,
     next_comparison_seconds,
@@ -143,7 +144,8 @@ class Choosing:
             self.job.kept = None
             choice = self.fastest(likely, original, once=True)
             taken = replace(choice, normal=taken.normal or choice.normal)
-            if choice.candidate is not None or self._left() < self._trial():
+            enough = taken.normal is not None and kernels_first(self.job)  # kernels gain more in this time
+            if choice.candidate is not None or enough or self._left() < self._trial():
                 break
         return taken
 

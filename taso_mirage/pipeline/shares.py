@@ -107,13 +107,15 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _kernel_check_seconds(job: Job) -> float:
-    """Seconds of the check of kernels in a model. Kernels of a large model are checked on the
-    inputs of their regions, which takes no longer than the check of rewrites did, if there was one;
-    others in whole models, the original and the model with its kernels and without, which are
-    compared, too."""
+    """Seconds of the check of kernels in a model: in whole models with the kernels and without,
+    which are compared with the original. A large model was compared when its kernels were tried.
+    Without a float64 reference its kernels are checked on the inputs of their regions, which takes
+    no longer than the check of rewrites did, if there was one."""
     if large(job) and job.regions > 0:
         estimated, took = load_seconds(job) + job.regions + job.checking, job.seconds.get("check", 0.0)
         return min(estimated, took) if took > load_seconds(job) else estimated
+    if large(job):
+        return job.checking + (load_seconds(job) if job.config.elsewhere else 0.0)
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 

@@ -9,7 +9,8 @@ ends there, unless the fold is another linear layer (LoRA, a gated MLP). All res
 have the same labels, which its grid can cut; where kernels can run beside each other, results of
 other labels are lanes (`horizontal.py`), of which no two compute the same product. Regions are
 judged by the work of their operators, not by their number: a fused operator of a runtime is a
-region alone, and one of several results is in it with all that reads them. A term with kernels that
+region alone, and one of several results is in it with all that reads them. A result that is mostly
+an input, such as a cache with new rows, is copied beside the lanes. A term with kernels that
 prepare weights is a region first, where a back end has those (`forms.base.form`). An operator that
 only repeats elements (the heads that queries share) is in it where something depends on all of
 them.
@@ -36,25 +37,33 @@ from taso_mirage.ir.terms import (
     users,
     variable,
 )
-from taso_mirage.mugraph.free import FreeSizes, named_dims
-from taso_mirage.mugraph.free_moves import free_moves, moves_free_axis
+from taso_mirage.mugraph.free_moves import moves_free_axis
 from taso_mirage.mugraph.goal import MADE
 from taso_mirage.mugraph.horizontal import groups
 from taso_mirage.mugraph.labels import Labelled
-from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.opaque_functions import is_defined
-from taso_mirage.mugraph.roles import inlined
 from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.movements import is_moved
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.stores import is_scatter, part_args
 from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 from taso_mirage.regions.contained import ErrorReport, contained, operators_of, raised
-from taso_mirage.regions.region_kinds import RegionKind, kind_by_labels, of_integers, operands_read, sums_integers
-from taso_mirage.regions.region_labels import is_loaded, region_labels
-from taso_mirage.rewriting.derived_traits import multiplies
+from taso_mirage.regions.region_kinds import (
+    RegionKind,
+    caches,
+    is_copied,
+    kind_by_labels,
+    of_integers,
+    operands_read,
+    successive_products,
+    sums_integers,
+    turned,
+)
+from taso_mirage.regions.region_labels import has_every_size, is_loaded, region_labels
 
 OPERATORS, INPUTS = 24, 8
-"""The largest number of operators of a region, and of inputs of one of its lanes."""
+"""The largest number of operators of a region that compute elements, and of inputs of one of its
+lanes."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
@@ -140,11 +149,15 @@ class _Growing:
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
+        self.moving: set[Node] = set()
+        """Terms that only move elements, or have another shape."""
         for node in self.order if among is None else [n for n in self.order if n in among]:
             with contained(node.op, report):
                 kind = self._kind(node)
                 if kind is not None:
                     self.kinds[node] = kind
+        self.caches = caches(self.kinds, self.users, sizes)
+        self.turned = turned(self.kinds, self.caches)
 
     def prepare(self, kinds: PreparedKinds) -> None:
         """Take the parts of the model that have kernels with prepacked weights, each with its fused
@@ -169,9 +182,7 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region and not late():
                     with contained(node.op, self.report):
-                        members = self._grown(node)
-                        if not self._is_free(members):
-                            members = self._grown(node, {n for n in self.kinds if moves_free_axis(n)})
+                        members = self._largest(node)
                         if self._accepted(members) and self._worth(members):
                             self._take(members)
 
@@ -220,8 +231,10 @@ class _Growing:
             found = self._labelled(graph) or self._repeating(graph) or self._writing(node, graph)
         except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if found is None or not self._has_every_size(members, results) or _successive_products(found) > PRODUCTS:
+        if found is None or not has_every_size(members, results, self.sizes) or successive_products(found) > PRODUCTS:
             return None
+        if all(map(is_moved, graph.outputs)):
+            self.moving.update(members)
         weights = {leaves[a] for a in node.args if is_weight(a)}
         if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
             kind = kind_by_labels(found, weights, PIXELS)
@@ -230,24 +243,6 @@ class _Growing:
         kind = kind_by_labels(found, weights, math.inf if whole else ROWS)
         free = any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is RegionKind.LINEAR and self.batched and free and not whole else kind
-
-    def _has_every_size(self, members: Sequence[Node], results: Sequence[Node]) -> bool:
-        """Whether the movements of terms along axes whose sizes a run gives are known for every
-        size, and give each label one size."""
-        graph, leaves = canonical_region(members, results, self.sizes)
-        terms = {leaf: node for node, leaf in leaves.items()}
-        shapes = [terms[x].shape for x in graph.inputs]
-        moved = moved_goal(graph)
-        if not moved.moves or all(
-            isinstance(n, int) for shape in (*shapes, *(r.shape for r in results)) for n in shape
-        ):
-            return True
-        try:
-            whole, _ = canonical_region(members, results, named_dims(shapes).symbols)
-        except LookupError:
-            return False
-        moves = free_moves(moved, FreeSizes.of_goal(whole))
-        return moves is not None and (len(members) == 1 or moves.sizes.labels(core_labels(graph)) is not None)
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """The terms that a region takes together with a term: if it has several results, the term
@@ -286,7 +281,18 @@ class _Growing:
     def _is_free(self, members: Sequence[Node]) -> bool:
         """Whether a region that moves elements along axes of free sizes has a form for every
         size."""
-        return not any(map(moves_free_axis, members)) or self._has_every_size(members, self.results(members))
+        return not any(map(moves_free_axis, members)) or has_every_size(members, self.results(members), self.sizes)
+
+    def _largest(self, seed: Node) -> list[Node]:
+        """The largest region around a term that has a form for every size. Beside a cache, rotary
+        embeddings are the work of kernels before: the search takes many times as long with
+        both."""
+        if self.caches and self.kinds[seed] is RegionKind.PRODUCT:
+            members = self._grown(seed, self.turned)
+            if not self.caches.isdisjoint(members) and self._is_free(members):
+                return members
+        members = self._grown(seed)
+        return members if self._is_free(members) else self._grown(seed, {n for n in self.kinds if moves_free_axis(n)})
 
     def _grown(self, seed: Node, without: Collection[Node] = ()) -> list[Node]:
         """The largest region around `seed`, `without` some terms; users are added before
@@ -315,9 +321,10 @@ class _Growing:
             last = self.kinds[each] is RegionKind.CHAIN and not any(each in n.args for n in rest)
             if last and rest and len(self.results(rest)) < len(self.results(members)):
                 members = rest
-        for lane, _ in self._lanes(members):
+        for lane, graph in self._lanes(members):
             rest = [n for n in members if n not in lane]
-            if rest and all(self.kinds[n] is RegionKind.CHAIN for n in lane) and self._accepted(rest):
+            chain = all(self.kinds[n] is RegionKind.CHAIN for n in lane) and not is_copied(graph)
+            if rest and chain and self._accepted(rest):
                 members = rest  # a chain that others read too is no lane: it is computed before
         return members
 
@@ -355,7 +362,7 @@ class _Growing:
         inside = set(members)
         if not all(n in self.kinds and n not in self.region and inside.issuperset(self._whole(n)) for n in members):
             return False
-        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
+        if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
         given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
@@ -365,15 +372,18 @@ class _Growing:
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and
-        no product is in two of them."""
-        if len(lanes) > self.lanes:
+        no product is in two of them; results that are mostly inputs do not count, if there are
+        others."""
+        copied = [is_copied(graph) for _, graph in lanes]
+        copied = copied if not all(copied) else [False] * len(lanes)
+        if len(lanes) - sum(copied) > self.lanes:
             return False
         products: set[Node] = set()
-        for lane, graph in lanes:
+        for (lane, graph), only in zip(lanes, copied, strict=True):
             own = {n for n in lane if self.kinds[n] in (RegionKind.PRODUCT, RegionKind.LINEAR)}
             if operands_read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
-            if len(lanes) > 1 and self._computes(graph) < 1:
+            if len(lanes) > 1 and not only and self._computes(graph) < 1:
                 return False
             products |= own
         return True
@@ -385,7 +395,7 @@ class _Growing:
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            if waits and kind in (RegionKind.FOLD, RegionKind.PRODUCT):
+            if waits and (kind in (RegionKind.FOLD, RegionKind.PRODUCT) or node in self.caches):
                 return False
             products[node] = max(products.get(a, 0) for a in node.args) + (
                 kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
@@ -429,12 +439,3 @@ class _Growing:
         self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
         for rank, node in enumerate([*before, members[0], *after], first):
             self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))
-
-
-def _successive_products(goal: Labelled) -> int:
-    """The number of products of which each reads the one before: three in an operator that also
-    projects the operands of its attention, which a library computes best."""
-    found: dict[Node, int] = {}
-    for node in topological(inlined(goal.graph.outputs)):
-        found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
-    return max(found.values())

@@ -9,7 +9,7 @@ region at those sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
@@ -23,7 +23,7 @@ from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.meanings.conditions import linear
 from taso_mirage.mugraph.collapsed import equal_results, run_exactly
-from taso_mirage.mugraph.free import FreeSizes, free_sizes, instance, named_dims
+from taso_mirage.mugraph.free import FreeSizes, at_sizes, free_sizes, instance, named_dims
 from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import Labelled
 from taso_mirage.mugraph.integer_operands import of_integers_or_floats
@@ -31,6 +31,7 @@ from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.roles import inlined
 from taso_mirage.mugraph.shrink import resized_goal
+from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.regions.batches import (
     EqualRegions,
     batched_kind,
@@ -151,26 +152,45 @@ def _dims(site: RegionSite, free: FreeSizes) -> dict[str, Dim]:
 
 
 def follows(site: RegionSite, goal: Graph, free: FreeSizes) -> bool:
-    """Whether a goal by its labels at other sizes is its region there: the same terms, or else in
-    float64 on random inputs."""
+    """Whether a goal by its labels at other sizes is its region there, and so are the parts of its
+    results that are stored apart: the same terms, or else in float64 on random inputs."""
+    dims, names = _dims(site, free), sorted(symbols_in([*site.inputs, *site.outputs]))
+    found = [fitting_sizes(site, dict(zip(names, cycle(numbers), strict=False))) for numbers in OTHERS]
+    points = [sizes for sizes in found if sizes is not None]
+    if len(points) < len(found) or not _holds(goal, free, dims, points, lambda sizes: resized(site, sizes)):
+        return False
+    parts = None if free.goal is None else stored_goal(goal, free.goal)
+    if parts is None or parts.named is None or not parts.stores:
+        return True
+    named = parts.named.parts
+    own = [{name: evaluate(dim, sizes) for name, dim in dims.items()} for sizes in points]
+    return _holds(
+        parts.parts, FreeSizes.of_goal(named), {n: symbol(n) for n in dims}, own, lambda sizes: at_sizes(named, sizes)
+    )
+
+
+def _holds(
+    goal: Graph,
+    free: FreeSizes,
+    dims: Mapping[str, Dim],
+    points: Sequence[SymbolSizes],
+    at: Callable[[SymbolSizes], Graph],
+) -> bool:
+    """Whether a goal by its labels is `at` these sizes there."""
     moved = moved_goal(goal)
     core, moves = label(moved.core), free_moves(moved, free)
     labels = None if moves is None else moves.sizes.labels(core)
     if moves is None or labels is None:
         return False
-    dims, rng = _dims(site, free), np.random.default_rng(0)
-    names = sorted(symbols_in([*site.inputs, *site.outputs]))
-    for numbers in OTHERS:
-        sizes = fitting_sizes(site, dict(zip(names, cycle(numbers), strict=False)))
-        if sizes is None:
-            return False
+    rng = np.random.default_rng(0)
+    for sizes in points:
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
-        whole, made = resized(site, sizes), moves.at(goal_at(core, labels, own), own)
+        whole, made = at(sizes), moves.at(goal_at(core, labels, own), own)
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
             return False
         if made.outputs == of_integers_or_floats(inlined(whole.outputs)):
             continue
-        if numbers == OTHERS[-1] and sum(math.prod(x.shape) for x in whole.inputs) > MANY:
+        if sizes is points[-1] and sum(math.prod(x.shape) for x in whole.inputs) > MANY:
             break
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
         if not all(

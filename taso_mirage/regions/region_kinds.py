@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, is_constant, is_float, topological
 from taso_mirage.mugraph.goal import LOADED, stored_leaf
 from taso_mirage.mugraph.labels import Labelled
-from taso_mirage.mugraph.roles import defined
+from taso_mirage.mugraph.roles import defined, inlined
+from taso_mirage.mugraph.stored_goal import is_append
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.work import size, sized
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.rewriting.derived_traits import multiplies
 
 
 class RegionKind(Enum):
@@ -68,3 +73,42 @@ def operands_read(graph: Graph) -> int:
     one."""
     more = [[a for a in n.args[2:] if a is not ABSENT] for n in graph if traits(n).quantized]
     return len(graph.inputs) - sum(map(len, more))
+
+
+# ---------------------------------------------------------------- caches
+
+
+def caches(kinds: Mapping[Node, RegionKind], users: Mapping[Node, Sequence[Node]], sizes: SymbolSizes) -> set[Node]:
+    """Rows behind more rows that other terms read: a cache, which is in the region of its
+    attention."""
+    found = set()
+    for node in kinds:
+        if traits(node).lowering is Lowering.CONCAT and users.get(node):
+            counts = [size(sized(x.type, sizes)) for x in node.args]
+            found |= {node} if 2 * max(counts) > sum(counts) else set()
+    return found
+
+
+def turned(kinds: Mapping[Node, RegionKind], caches: Collection[Node]) -> set[Node]:
+    """Terms that put other parts together, in the model's order, and the chains above them: rotary
+    embeddings."""
+    found = set[Node]()
+    for node, kind in kinds.items():
+        joins = traits(node).lowering is Lowering.CONCAT
+        above = kind is RegionKind.CHAIN and not found.isdisjoint(node.args)
+        found |= {node} if (joins or above) and node not in caches else set()
+    return found
+
+
+def is_copied(lane: Graph) -> bool:
+    """Whether all results of a lane are mostly inputs, which kernels copy."""
+    return all(map(is_append, lane.outputs))
+
+
+def successive_products(goal: Labelled) -> int:
+    """The number of products of which each reads the one before: three in an operator that also
+    projects the operands of its attention, which a library computes best."""
+    found: dict[Node, int] = {}
+    for node in topological(inlined(goal.graph.outputs)):
+        found[node] = max((found[a] for a in node.args if a in found), default=0) + multiplies(node.op)
+    return max(found.values())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.ir.terms import Graph, Node, topological
+from taso_mirage.mugraph.free import FreeSizes, named_dims
+from taso_mirage.mugraph.free_moves import free_moves
 from taso_mirage.mugraph.goal import LOADED
 from taso_mirage.mugraph.labels import Labelled
 from taso_mirage.mugraph.moved_goal import core_labels, moved_goal
 from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.operators.stores import writes_over
+from taso_mirage.regions.canonical import SymbolSizes, canonical_region
 
 
 def region_labels(graph: Graph) -> Labelled | None:
@@ -30,6 +33,23 @@ def is_loaded(graph: Graph) -> bool:
         return False
     read = {*topological(core.outputs)}
     return all(x.dtype in LOADED for x in core.inputs if parts is graph or x in read)
+
+
+def has_every_size(members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes) -> bool:
+    """Whether the movements of terms along axes whose sizes a run gives are known for every size,
+    and give each label one size."""
+    graph, leaves = canonical_region(members, results, sizes)
+    terms = {leaf: node for node, leaf in leaves.items()}
+    shapes = [terms[x].shape for x in graph.inputs]
+    moved = moved_goal(graph)
+    if not moved.moves or all(isinstance(n, int) for shape in (*shapes, *(r.shape for r in results)) for n in shape):
+        return True
+    try:
+        whole, _ = canonical_region(members, results, named_dims(shapes).symbols)
+    except LookupError:
+        return False
+    moves = free_moves(moved, FreeSizes.of_goal(whole))
+    return moves is not None and (len(members) == 1 or moves.sizes.labels(core_labels(graph)) is not None)
 
 
 def _parts(graph: Graph) -> Iterator[Graph]:

@@ -97,7 +97,7 @@ def _searched(
     found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
     try:
         search = Search(region.graph, SearchOptions(), device, 0)
-        found = next(iter(search.run(1, budget, progress)), None)
+        found = next(iter(search.run(1, budget, progress, rests=False)), None)
         statistics = asdict(search.statistics)
     except SurveyStopped:
         raise

@@ -43,6 +43,8 @@ FOLDS: Mapping[Scalar, Callable[[Any, list[int], bool], Any]] = {
     np.maximum: torch.amax,
     np.minimum: torch.amin,
 }
+REDUCED = {np.multiply: "prod", np.maximum: "amax", np.minimum: "amin"}
+"""PyTorch's names of folds of an index."""
 RUNNING: Mapping[Scalar, Callable[[Any, int], Any]] = {
     np.add: lambda a, axis: a.cumsum(axis, dtype=a.dtype),
     np.multiply: lambda a, axis: a.cumprod(axis, dtype=a.dtype),
@@ -274,9 +276,18 @@ class TorchMeaning(Meaning[Any]):
         return a.gather(axis, torch.where(places < 0, places + a.shape[axis], places))
 
     def put(self, a: Any, places: Sequence[Any], updates: Any, fn: np.ufunc | None = None) -> Any:
-        if fn not in (None, np.add):
-            raise Unsupported(f"PyTorch has no scatter that folds by {scalar_name(fn)} along several axes")
-        return a.index_put(tuple([place.long() for place in places]), updates, accumulate=fn is not None)
+        at = [place.long() for place in places]
+        if fn in (None, np.add):
+            return a.index_put(tuple(at), updates, accumulate=fn is not None)
+        if fn not in REDUCED:
+            raise Unsupported(f"PyTorch has no scatter that folds by {scalar_name(fn)}")
+        row, rows = torch.zeros_like(at[0]), 1
+        for place, n in zip(at, a.shape, strict=False):
+            row, rows = row * n + torch.where(place < 0, place + n, place), rows * n
+        flat = updates.reshape(row.numel(), -1)
+        at_each = row.reshape(-1, 1).expand(flat.shape)
+        made = a.reshape(rows, -1).scatter_reduce(0, at_each, flat, REDUCED[fn])
+        return made.reshape(a.shape)
 
 
 def _function(fn: Scalar) -> Callable[..., Any]:

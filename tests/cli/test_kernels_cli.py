@@ -279,7 +279,7 @@ def test_ctrl_c_is_as_before_after_the_command(model: Path) -> None:
 
 
 def test_a_region_without_a_mugraph_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taso_mirage.mugraph.search.Search.run", lambda *_: [])
+    monkeypatch.setattr("taso_mirage.mugraph.search.Search.run", lambda *_, **__: [])
     (row,) = kernels(model)["regions"]
     assert row["mugraph"] is None
     assert "share of the budget" in row["problem"]

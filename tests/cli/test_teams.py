@@ -157,7 +157,7 @@ def test_the_workflows_of_the_page_fit_the_action() -> None:
     page = (ROOT / "docs" / "teams.md").read_text()
     workflows = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
     steps = [s for w in workflows if "jobs" in w for job in w["jobs"].values() for s in job["steps"]]
-    ours = [s for s in steps if "taso_mirage@" in s.get("uses", "")]
+    ours = [s for s in steps if s.get("uses") == "./taso_mirage"]
     assert ours
     for each in ours:
         assert set(each["with"]) <= set(ACTION["inputs"])

@@ -1,4 +1,4 @@
-"""Convolutions of each channel alone, in single precision, as kernels for a GPU: they compute the
+"""Convolutions of each channel alone as kernels for a GPU: they compute the
 convolution and its epilogue, in the field, in numbers and in Triton's interpreter; how a model has
 them; and the stage, without a GPU."""
 
@@ -66,13 +66,18 @@ OWN_NAMES = ("sum_1", "x_tile", "w_1", "beside_0")
 
 
 def depthwise(
-    image: tuple[int, ...], kernel: tuple[int, ...], follows: str = "", each: int = 1, **attrs: tuple[int, ...]
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    follows: str = "",
+    each: int = 1,
+    dtype: str = "float32",
+    **attrs: tuple[int, ...],
 ) -> Goal:
     """A convolution of an image (n,c,h,w), with so many results of each channel, and its goal in
     operators of ONNX."""
     count, columns = len(kernel), each * image[1]
     how: dict[str, Any] = {"strides": (1,) * count, "pads": (0,) * 2 * count, "dilations": (1,) * count} | attrs
-    x, w = variable("x", Tensor("float32", image)), variable("w", Tensor("float32", (columns, 1, *kernel)))
+    x, w = variable("x", Tensor(dtype, image)), variable("w", Tensor(dtype, (columns, 1, *kernel)))
     node, goal = followed(DepthwiseConvolution, "depthwise_conv", x, w, columns, follows, how)
     return DepthwiseConvolution(node), goal
 
@@ -94,6 +99,10 @@ FORMS: dict[str, tuple[Goal, Block]] = {
     ),
     "a volume without pads": (depthwise((1, 2, 5, 6, 4), (2, 3, 1), "sum"), (1, 16, 4)),
     "a line": (depthwise((2, 3, 50), (5,), "bias", pads=(4, 0)), (2, 32, 1)),
+    "half precision": (
+        depthwise((2, 5, 9, 11), (3, 3), "bias, sum", dtype="float16", pads=(1, 1, 1, 1)),
+        (2, 32, 2),
+    ),
     "one pixel": (depthwise((3, 5, 3, 2), (3, 2), "bias, scale, sum"), (4, 1, 1)),
     "many elements": (depthwise((1, 2, 11, 13), (9, 8), "bias", pads=(4, 4, 4, 3)), (1, 32, 4)),
     "many elements of volumes": (
@@ -154,7 +163,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 def test_the_kernel_computes_the_convolution(name: str, errors: dict[str, list[float]]) -> None:
     """At odd sizes: tiles that are not full, rows and channels that are no powers of two."""
     assert len(errors[name]) == (2 if name == "free" else 1)
-    assert max(errors[name]) < 1e-6
+    assert max(errors[name]) < (1e-3 if name == "half precision" else 1e-6)
 
 
 @pytest.mark.sampled(3, together=True)
@@ -236,11 +245,11 @@ def test_what_has_no_form_says_why() -> None:
     with pytest.raises(Unsupported, match="offsets within fixed dims are 32 bits wide"):
         program(depthwise((1, 2, 1 << 15, 1 << 15), (3, 3)), (1, 64, 2))
     shapes = {"x": (1, 4, 5, 5), "w": (4, 1, 3, 3), "y": (1, 4, 3, 3)}
-    x, w, y = (variable(name, Tensor("float16", shape)) for name, shape in shapes.items())
+    x, w, y = (variable(name, Tensor("float64", shape)) for name, shape in shapes.items())
     how = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
-    half = term("depthwise_conv", x, w, body=Graph((y,), (y,)), **how)
-    with pytest.raises(Unsupported, match="of float16, which has no form"):
-        triton.program(Graph((x, w), (half,)))
+    double = term("depthwise_conv", x, w, body=Graph((y,), (y,)), **how)
+    with pytest.raises(Unsupported, match="of float64, which has no form"):
+        triton.program(Graph((x, w), (double,)))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -257,7 +266,7 @@ def test_a_result_is_compared_with_float64(name: str) -> None:
         values = dict(zip(goal.inputs, [each.double().numpy() for each in inputs], strict=True))
         wanted = torch.from_numpy(meaning.interpret(goal.outputs, EXACT, values)[goal.outputs[0]]).float()
         assert right(inputs, [wanted])
-        assert not right(inputs, [wanted * 1.0001])
+        assert not right(inputs, [wanted * (1.1 if name == "half precision" else 1.0001)])
 
 
 def test_blocks_cover_planes_of_any_size() -> None:

@@ -19,7 +19,7 @@ def followed(
     channel, a sum and mish that `follows` names, and its goal in operators of ONNX."""
     shape = kind.alone(x, w, how).shape
     ones = (1,) * (len(shape) - 2)
-    y = variable("y", Tensor("float32", (1, *shape[1:])))
+    y = variable("y", Tensor(x.dtype, (1, *shape[1:])))
     leaves, operands, out = [y], [x, w], y
     for name, given, own in (
         ("bias", (1, columns, *ones), (1, columns, *ones)),
@@ -27,8 +27,8 @@ def followed(
         ("sum", shape, (1, *shape[1:])),
     ):
         if name in follows:
-            leaves.append(variable(name, Tensor("float32", own)))
-            operands.append(variable(name, Tensor("float32", given)))
+            leaves.append(variable(name, Tensor(x.dtype, own)))
+            operands.append(variable(name, Tensor(x.dtype, given)))
             out = term("mul" if name == "scale" else "add", out, leaves[-1])
     out = term("mish", out) if "mish" in follows else out
     node = term(op, *operands, body=Graph(tuple(leaves), (out,)), **how)

@@ -73,6 +73,19 @@ def doubled(batch: Dim, length: Dim) -> Graph:
     return goal([term("softmax", term("mul", both, y), axis=2)])
 
 
+def decoder_step(batch: Dim, past: Dim, dtype: str = "float32") -> Graph:
+    """Attention of a decoder's step with two queries to a key: the caches with new rows, which are
+    results too."""
+    q = leaf("q", dtype, batch, 4, 1, WIDTH)
+    rows = [leaf(name, dtype, batch, 2, 1, WIDTH) for name in ("k", "v")]
+    caches = [leaf(name, dtype, batch, 2, past, WIDTH) for name in ("keys", "values")]
+    mask = leaf("mask", dtype, batch, 1, 1, past + 1)
+    joined = [term("concat", *pair, axis=2) for pair in zip(caches, rows, strict=True)]
+    wide = [term("expand", term("unsqueeze", x, axes=(2,)), shape=(batch, 2, 2, past + 1, WIDTH)) for x in joined]
+    keys, values = (term("reshape", x, shape=(batch, 4, past + 1, WIDTH)) for x in wide)
+    return goal([*joined, attention(q, keys, values, mask)])
+
+
 @dataclass(frozen=True)
 class LengthGoal:
     """A goal by two sizes, those of the search, and the least length."""

@@ -18,9 +18,10 @@ from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain
 
 from taso_mirage.devices.cpu import compiler as compilers
 from taso_mirage.emit import tune
+from taso_mirage.emit.cpu.native_kernel import FLAGS
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
 from taso_mirage.ir.model import random_inputs
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.lowering import backend as lowering
 from taso_mirage.lowering import cpu as cpu
 from taso_mirage.measure.child import child
@@ -29,6 +30,7 @@ from taso_mirage.measure.load import Load
 from taso_mirage.measure.session import Session, open_in_child, runnable
 from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, Target
 from taso_mirage.onnx_io import load, save, serialize
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import (
     check_mode,
@@ -42,7 +44,7 @@ from taso_mirage.pipeline.fuse import (
     usual_mode,
 )
 from taso_mirage.report.result import Result
-from taso_mirage.runtime import register
+from taso_mirage.runtime import compilation, register
 from taso_mirage.runtime.embed import DOMAIN
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.runtime.register import carries_kernels
@@ -135,6 +137,20 @@ def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, m
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "the check failed with kernels" in found.notes[-1]
+
+
+def test_a_predicted_kernel_is_compiled_before_it_is_in_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session compiles it in the same way, and then compiles nothing."""
+    fresh_cache(monkeypatch, tmp_path)
+    x = variable("x", Tensor("float32", (4, 8)))
+    goal = Graph((x,), (term("neg", term("gelu", x)),))
+    backend = cpu.CpuLowering()
+    record = backend.predicted(goal, searches.Search(goal, searches.SearchOptions(), backend.device).run(1, 10.0))()
+    backend.close()
+    monkeypatch.setattr(compilation, "compile_files", lambda command: pytest.fail(f"{command} ran"))
+    assert compilation.compile_kernels([backend.kernel(record).source], FLAGS).is_file()
 
 
 def test_modes_and_what_excludes_them() -> None:

@@ -43,7 +43,7 @@ def job(budget: float, at: float, load: float = 0.3, kernels: str = SEARCH) -> J
 @pytest.mark.parametrize("kernels", [OFF, SEARCH])
 @pytest.mark.parametrize(("budget", "at"), [(3.0, 1.0), (15.0, 4.0), (30.0, 10.0), (60.0, 12.0), (60.0, 40.0)])
 def test_a_search_has_time_whatever_the_budget(kernels: str, budget: float, at: float) -> None:
-    assert search_seconds(job(budget, at, kernels=kernels)) >= (budget - at) / 8
+    assert search_seconds(job(budget, at, kernels=kernels)) >= (budget - at) / 12
 
 
 @pytest.mark.parametrize("load", [0.1, 2.0, 8.0])
@@ -101,13 +101,16 @@ def test_what_others_leave_is_for_the_kernels() -> None:
 
 
 def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
-    """The kernels are checked on the inputs of their regions, in the model that was compared."""
+    """Their model was compared when they were tried; without a float64 reference they are checked on
+    the inputs of their regions."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)
     regions.running, regions.regions = 0.1, 6.0
-    assert kernel_seconds(regions) >= kernel_seconds(whole) + 0.5
+    assert kernel_seconds(whole) == 30.0 - whole.checking - 3.0
     assert kernel_seconds(regions) <= 30.0 - regions.regions - regions.checking
+    small = job(60.0, 30.0, load=1.0)
+    assert kernel_seconds(small) <= 30.0 - small.checking - 2 * 1.0 - 4.0
 
 
 def test_the_check_of_kernels_takes_no_longer_than_that_of_rewrites_took() -> None:

@@ -29,6 +29,7 @@ from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
 from taso_mirage.ir.mugraph import part_of, tile_count, tile_part
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes, free_sizes, instance, part_sizes, with_free_names
 from taso_mirage.mugraph.labels import label
@@ -37,14 +38,17 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused, region_times
+from taso_mirage.pipeline.fuse import fused, region_times, searches
+from taso_mirage.pipeline.fuse.choices import KernelChoices
+from taso_mirage.pipeline.fuse.searches import Searches
 from taso_mirage.regions.batches import EqualRegions, resized
 from taso_mirage.regions.fragments import RegionSite
-from taso_mirage.regions.free_regions import free_kind
+from taso_mirage.regions.free_regions import free_kind, free_regions
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
+from taso_mirage.search.search import Budget
 
 SIZES = (1, 1, 1), (1, 2, 3), (3, 7, 1), (2, 64, 256), (1, 17, 31), (2, 37, 129), (1, 130, 257)
 """Batch, queries and keys: ones, primes, the instance, and larger ones."""
@@ -412,3 +416,33 @@ def test_one_session_runs_from_an_empty_cache_to_a_long_one() -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(Exception, match="was made for"):
         session.run(None, inputs | {"mask": np.zeros((2, 1, 1, 4), np.float32)})
+
+
+def test_a_cache_is_in_the_kernel_of_its_attention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The region of a decoder's step has the results that are mostly a cache: one node reads cache
+    and new rows, and copies them, at every length."""
+    made = standalone(length_goals.decoder_step(symbol("batch"), symbol("past")), {"": 20})
+    ((kind, (site,)),) = free_regions(made, {"batch": 1, "past": 127}, 1, False)[0].items()
+    assert [o.op for o in site.outputs] == ["concat", "concat", "matmul"]
+    assert kind.free is not None
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(CpuLowering, "fastest", lambda self, goal, found, *rest: {"mugraph": to_json(found[0].free)})
+    choices = KernelChoices("cpu", CpuLowering(), {}, True, Budget(100))
+    (goal,) = choices.unknown(kind)
+    assert len(goal[0].outputs) == 1
+    choices.searches = Searches([goal], CPU_DEVICE, 10, 0, {})
+    monkeypatch.setattr(searches, "BEST", 1)
+    _, planned = choices.fastest(kind, 20) or (None, None)
+    assert planned is not None
+    content = serialize(embed(made, [EmbeddedRegion(site.inputs, site.outputs, planned)]))
+    options = onnxruntime.SessionOptions()
+    register(options, content, cuda=False)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    for batch, past in ((1, 0), (2, 1), (1, 15), (3, 16), (1, 17), (2, 63), (1, 8192), (2, 0)):
+        whole = length_goals.decoder_step(batch, past)
+        inputs = {x.attr("name"): rng.standard_normal(x.shape).astype(np.float32) for x in whole.inputs}
+        wanted = run(serialize(made), inputs)
+        for results in (session.run(None, inputs), run(content, inputs)):
+            for got, right in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)

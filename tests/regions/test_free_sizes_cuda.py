@@ -17,6 +17,7 @@ import pytest
 from free_models import FREE, N, S, attention, model, norm
 from free_programs import interpret
 from fused_models import CONFIG, accepted, fresh_cache, kernels, on_the_cpu, quick, run
+from length_goals import decoder_step
 
 from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton
@@ -27,15 +28,18 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
+from taso_mirage.ir.mugraph import parts_in, possibly_empty
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.lowering import cuda as cuda
 from taso_mirage.lowering.backend import Record
 from taso_mirage.lowering.cuda import CudaLowering, _program
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
-from taso_mirage.mugraph.checkpoint import to_json
+from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes
-from taso_mirage.mugraph.horizontal import fused_goals
+from taso_mirage.mugraph.horizontal import fused_goals, together
+from taso_mirage.mugraph.labels import label
+from taso_mirage.mugraph.masked_tiles import masked_goal
 from taso_mirage.mugraph.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -109,16 +113,28 @@ CASES: dict[str, tuple[Goal, FreeSizes, tuple[int, ...]]] = {
     "gated": (gated, FreeSizes(((N, S, 32), (32, 48), (32, 48)), ((N, S, 48),)), (2, 32)),
     "activation": (activation, FreeSizes(((N, S, 48), (48,)), ((N, S, 48),)), (2, 16)),
     "pooled": (pooled, FreeSizes(((N, S, 24),), ((N, 24),)), (2, 64)),
+    "decoder_step": (decoder_step, FreeSizes.of_goal(decoder_step(N, S)), (2, 255)),
 }
 SIZES = (1, 1), (3, 2), (1, 15), (1, 16), (2, 17), (1, 130)
-"""Ones, the rest of a tile and one more, whole tiles, and several."""
+"""Ones, the rest of a tile and one more, whole tiles, and several; a cache may be empty, too."""
 FORMS = 2
 """Programs of a case that are run: different grids, loops, or numbers of kernels first."""
+
+
+def copied_beside(goal: Graph, free: FreeSizes) -> list[Graph]:
+    """MuGraphs of attention, beside which caches and new rows are copied to their places."""
+    (lane,) = lanes = fused_goals(goal, free=free)
+    found = Search(lane.graph, SearchOptions(), H100, free=lane.free).run(FORMS, 60.0)
+    made = [together(goal, lanes, [each.free])[0] for each in found if each.free is not None]
+    assert all(len(kernels_of(each.outputs)) == 5 and possibly_empty(each) == ["n1"] for each in made)
+    return made
 
 
 @cache
 def programs(name: str) -> list[Any]:
     goal, free, at = CASES[name]
+    if name == "decoder_step":
+        return [triton.program(each) for each in copied_beside(goal(*at), free)]
     search = Search(goal(*at), SearchOptions(), H100, free=free)
     assert search.free is not None
     found: dict[object, Any] = {}
@@ -148,8 +164,12 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[st
         given = []
         for name in (n for n in CASES if (n in MORE) == more):
             goal, _, at = CASES[name]
-            goals = [to_json(goal(*(b, s, s + 40)[: len(at)])) for b, s in SIZES]
+            more_sizes = ((2, 0),) if name == "decoder_step" else ()
+            goals = [to_json(goal(*(b, s, s + 40)[: len(at)])) for b, s in (*more_sizes, *SIZES)]
             given.append([name, [each.source for each in programs(name)], goals])
+        if not more:
+            goal, masked = masked_attention()
+            given.append(["masked", [triton.program(each).source for each in masked], [to_json(goal)]])
         every: dict[str, list[float]] = {}
         for name, *_, error in interpret(given, tmp_path_factory.mktemp("free_triton")):
             every.setdefault(name, []).append(float(error))
@@ -162,9 +182,37 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[st
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MORE)) for n in CASES])
 def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str, list[float]]]) -> None:
     found = errors(name in MORE)[name]
-    assert len(found) >= 2 * len(SIZES)
-    assert len(found) % len(SIZES) == 0
+    count = len(SIZES) + (name == "decoder_step")
+    assert len(found) >= 2 * count
+    assert len(found) % count == 0
     assert max(found) < 5e-6
+
+
+@cache
+def masked_attention() -> tuple[Graph, list[Graph]]:
+    """Attention over 67 keys, which no tiles divide, and the muGraphs with a masked last tile."""
+    goal = self_attention(1, 67)
+    found = [each.graph for each in Search(goal, SearchOptions(), H100).run(6, 20.0)]
+    return goal, [each for each in found if any(parts_in(k.attr("body")) for k in kernels_of(each.outputs))]
+
+
+def test_a_size_that_no_tile_divides_has_a_masked_rest(errors: Callable[[bool], dict[str, list[float]]]) -> None:
+    goal, masked = masked_attention()
+    assert masked
+    for graph in masked:
+        assert [x.type for x in (*graph.inputs, *graph.outputs)] == [x.type for x in (*goal.inputs, *goal.outputs)]
+        assert from_json(to_json(graph)) == graph
+        loops = [k.attr("loop") for k in kernels_of(graph.outputs) if parts_in(k.attr("body"))]
+        assert all(loop > 1 for loop in loops)
+    assert max(errors(False)["masked"]) < 5e-6
+
+
+def test_sizes_that_tiles_divide_and_small_ones_have_no_rest() -> None:
+    for keys in (64, 80, 33):
+        assert masked_goal(label(self_attention(1, keys))) is None
+    found = masked_goal(label(self_attention(1, 67)))
+    assert found is not None
+    assert {*found.sizes.values()} == {67}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +220,7 @@ def test_one_program_for_all_sizes(name: str, errors: Callable[[bool], dict[str,
     [
         ("norm_linear", 80),
         ("norm_linear", 90),
+        ("decoder_step", 90),
         *(pytest.param("self_attention", capability, marks=pytest.mark.slow) for capability in (80, 90)),
     ],
 )

@@ -88,15 +88,18 @@ class FormFunction(LaunchedFunction):
 
 
 class FusedFunction(FormFunction):
-    """The function of one convolution with channels first, in single precision, and its epilogue.
+    """The function of one convolution with channels first, and its epilogue.
 
     Its operands are the data, the weights, those of the epilogue, and the result. Raises
-    Unsupported for other floats, and for sizes that only a run knows of anything but the number of
-    images.
+    Unsupported for floats that are not in `floats`, and for sizes that only a run knows of anything
+    but the number of images.
     """
 
+    floats: tuple[str, ...] = ("float32",)
+    """The floats of its tensors; sums are in single precision."""
+
     def _read_sizes(self) -> None:
-        if wrong := next((b for b in self.buffers if b.dtype != "float32" or b.batched), None):
+        if wrong := next((b for b in self.buffers if b.dtype not in self.floats or b.batched), None):
             raise Unsupported(f"{self.node.op} with {wrong.name} of {wrong.dtype}, which has no form in Triton")
         x, w = self.node.args[:2]
         if not all(isinstance(n, int) for n in (*w.shape, *x.shape[1:])):

@@ -41,18 +41,19 @@ class FusedKind:
 
     `patterns`: the operators, with strides, pads and dilations by these names. `attrs`: the other
     attributes of a term; None where it has none. `weights`: the weights as its kernels load them;
-    None where they cannot be so.
+    None where they cannot be so. `floats`: the types of their tensors.
     """
 
     patterns: tuple[RegionPattern, ...]
     attrs: Callable[[MatchedNames], Mapping[str, Any] | None]
     weights: Callable[[MatchedNames, Conversion], Node | None] = as_stored
+    floats: tuple[str, ...] = ("float32",)
 
     def names(self, node: Node) -> MatchedNames | None:
         """The operands and attributes of such a convolution of images of fixed sizes, with stored
         weights; None for other terms. Its `b` is ABSENT where nothing is added."""
         found = next((names for each in self.patterns if (names := each.match(node)) is not None), None)
-        if found is None or node.dtype != "float32" or found["w"].op != "weight" or min(found["pads"]) < 0:
+        if found is None or node.dtype not in self.floats or found["w"].op != "weight" or min(found["pads"]) < 0:
             return None
         fixed = all(isinstance(n, int) for n in (*found["x"].shape[1:], *node.shape[1:]))
         b = known_bias(found.get("b", ABSENT))

@@ -122,17 +122,18 @@ class KernelChoices:
         self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
-        self._lanes: dict[tuple[Graph, bool], list[FusedGoal]] = {}
+        self._lanes: dict[tuple[Graph, FreeSizes | None, bool], list[FusedGoal]] = {}
         self._predicted: dict[SearchedGoal, Record] = {}
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
-        a single lane. Parts of results are stored apart where all sizes are fixed."""
-        goal, stores = kind.goal, kind.free is None and kind.batch is None
-        if (goal, stores) not in self._lanes:
-            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))
-            self._lanes[goal, stores] = [whole] if goal in self.prepared else fused_goals(goal, stores)
-        return self._lanes[goal, stores]
+        a single lane. Parts of results are stored apart, but not those of samples."""
+        goal, key = kind.goal, (kind.goal, kind.free, kind.batch is None)
+        if key not in self._lanes:
+            whole = FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))), free=kind.free)
+            lanes = [whole] if goal in self.prepared else fused_goals(goal, kind.batch is None, kind.free)
+            self._lanes[key] = lanes
+        return self._lanes[key]
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
@@ -200,7 +201,7 @@ class KernelChoices:
 
     def _goals(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The goal of each lane of a kind, with the names of its sizes."""
-        return [(lane.graph, _names(kind, lane)) for lane in self.lanes(kind)]
+        return [(lane.graph, lane.free) for lane in self.lanes(kind)]
 
     def _kernel(self, kind: EqualRegions, records: Sequence[Record]) -> tuple[Record, PlannedNode] | None:
         """The kernel of a kind, made of the choices for its lanes; None if one has none."""
@@ -237,8 +238,3 @@ class KernelChoices:
     def _goes_on(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:
             raise KernelsEnded
-
-
-def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
-    """The names of a lane's sizes."""
-    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)

@@ -31,8 +31,9 @@ from taso_mirage.regions.free_regions import other_kind
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.system.workers import Workers
 
-SEARCHED = 1 / 2
-"""The share of the time within which the predicted kernels of all kinds are searched."""
+BULK, SEARCHED = 16, 1 / 2
+"""The number of kinds whose predicted kernels are compiled at once, and the share of the time in
+which those are searched."""
 CLEAR = 0.05
 """The share of the predicted kernel's time that another one has to save in addition: two
 measurements of one kernel differ by less, as a rule."""
@@ -56,7 +57,8 @@ class _BegunKernel:
 @dataclass(slots=True)
 class KernelMaker:
     """Makes the kernels of kinds of regions by choices among muGraphs, measured alone at the sizes
-    of a model; the load of the machine decides the `clock`. `made` are all kernels, `predicted`
+    of a model; the load of the machine decides the `clock`. With `elsewhere` those that are
+    faster are compiled for all machines beside other work. `made` are all kernels, `predicted`
     those of the first round, and `untried` the kinds for which the time ended."""
 
     kinds: Kinds
@@ -66,6 +68,7 @@ class KernelMaker:
     sizes: SymbolSizes
     clock: Callable[[], Target]
     report: ErrorReport
+    elsewhere: bool = False
     made: list[RegionKernel] = field(default_factory=list)
     predicted: dict[EqualRegions, RegionKernel] = field(default_factory=dict)
     untried: set[EqualRegions] = field(default_factory=set)
@@ -88,29 +91,31 @@ class KernelMaker:
         return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
 
     def first(self, progress: Callable[[int], None]) -> dict[EqualRegions, RegionKernel]:
-        """The kernels that are predicted to be the fastest, of all kinds for which there is time:
-        all are searched and compiled, then measured one after the other. Kinds without one, and
-        those for which the time ended, are left out. `progress` is called with the number of kinds
-        that have begun."""
-        start, left = time.monotonic(), self.time.left() - self.time.trial
-        begun = list[_BegunKernel]()
-        for i, kind in enumerate(sorted(self.kinds.places, key=self._by_search)):
-            seconds = start + SEARCHED * left - time.monotonic()
-            if seconds <= 0 or self.time.budget.stop:
-                break
-            progress(i)
-            for variant in self._known_or_first(kind):
-                begun += self._contained(kind, variant, partial(self._begun, kind, variant, seconds))
-        begun.sort(key=lambda each: -self.kinds.possible[each.kind])
-        compiled = [(each, self._contained(each.kind, each.variant, each.wait)) for each in begun]
-        for each, choices in compiled:
+        """The kernels that are predicted to be the fastest, of all kinds for which there is time,
+        BULK at once. Kinds without one, and those for which the time ended, are left out.
+        `progress` is called with the number of kinds that are done."""
+        kinds = sorted(self.kinds.places, key=self._by_search)
+        for i in range(0, len(kinds), BULK):
             if self.time.late() or self.time.budget.stop:
                 break
+            progress(i)
+            self._predict(kinds[i : i + BULK])
+        return self.predicted
+
+    def _predict(self, kinds: Sequence[EqualRegions]) -> None:
+        """Search and compile the predicted kernels of some kinds, then measure one after the
+        other, while there is time."""
+        end, begun = time.monotonic() + SEARCHED * (self.time.left() - self.time.trial), list[_BegunKernel]()
+        for kind in kinds:
+            if (seconds := end - time.monotonic()) > 0:
+                for variant in self._known_or_first(kind):
+                    begun += self._contained(kind, variant, partial(self._begun, kind, variant, seconds))
+        compiled = [(each, self._contained(each.kind, each.variant, each.wait)) for each in begun]
+        for each, choices in compiled:
             for choice in choices:
                 found = self._contained(each.kind, each.variant, partial(self._measured, each.variant, choice))
                 best = [*([self.predicted[each.kind]] if each.kind in self.predicted else []), *found]
                 self.predicted |= {each.kind: max(best, key=lambda kernel: kernel.saved)} if best else {}
-        return self.predicted
 
     def _by_search(self, kind: EqualRegions) -> float:
         """The order of searches: most possible savings for each second first, of which a search
@@ -205,6 +210,8 @@ class KernelMaker:
         if kind.free is not None and told and region_times.slower_elsewhere(self.sizes, *place):
             return None
         self.made.append(kernel)
+        if self.elsewhere and kernel.faster:
+            self.backend.begin_shipping(kernel.record)
         return kernel
 
     def _otherwise(self, variant: RegionVariant, seconds: float) -> RegionKernel | None:

@@ -109,7 +109,9 @@ class _Stage:
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
         comparisons = Comparisons(base.target, feeds, [share for _, share in result.workloads], config.seconds)
         choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
-        self.maker = KernelMaker(kinds, choices, backend, spent, sizes, comparisons.clock, self._report)
+        self.maker = KernelMaker(
+            kinds, choices, backend, spent, sizes, comparisons.clock, self._report, config.elsewhere
+        )
         self.trials = ModelTrials(
             result, base.model, kinds, sizes, backend, comparisons, spent, self._report, config.elsewhere, once
         )
