@@ -17,7 +17,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, substitute, topological, variable
-from taso_mirage.onnx_io.content_terms import step_leaves
+from taso_mirage.onnx_io.loops import step_leaves
 from taso_mirage.operators.interpret import definition
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.cases import cut_free

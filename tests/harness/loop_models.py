@@ -60,7 +60,7 @@ SHIFTED = """
 
 
 COUNTED = """
-    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[2, {t}, {n}] Z, float[{n}, {n}] W)
+    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{t}, 2, {n}] Z, float[{n}, {n}] W)
             => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
         zero = Constant<value = int64 {{0}}>() \n yes = Constant<value = bool {{1}}>()
         shape = Shape(X) \n trips = Gather(shape, zero)
@@ -68,12 +68,12 @@ COUNTED = """
                 => (bool c2, float[2, {n}] s2, float[2, {n}] y) {{
             {counter}
             c2 = {goes_on}
-            x = Gather(X, j) \n z = Gather<axis = 1>(Z, i) \n p = MatMul(x, W) \n q = Tanh(p)
+            x = Gather(X, j) \n z = Gather(Z, i) \n p = MatMul(x, W) \n q = Tanh(p)
             a = Mul(z, s) \n s2 = Add(a, q) \n y = Mul(s2, z)
         }}>
     }}
 """
-"""A Loop whose counter chooses elements of two sequences, along different axes."""
+"""A Loop whose counter chooses elements of two sequences."""
 
 
 def counted(

@@ -63,7 +63,7 @@ def test_a_loop_may_have_no_steps() -> None:
     assert "opaque" not in {n.op for n in model.nodes()}
     after = onnx.load_from_string(serialize(model))
     for t in (0, 1, 5):
-        feed = {"h0": floats(2, 32), "X": floats(t, 2, 32), "Z": floats(2, t, 32), "W": floats(32, 32)}
+        feed = {"h0": floats(2, 32), "X": floats(t, 2, 32), "Z": floats(t, 2, 32), "W": floats(32, 32)}
         for a, b in zip(run(before, **feed), run(after, **feed), strict=True):
             assert a.tobytes() == b.tobytes()
 
