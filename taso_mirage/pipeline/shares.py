@@ -15,6 +15,8 @@ COMPARISON, SHORTEST = 0.15, 1.5
 """The share of the budget for one comparison of whole models, and its least seconds."""
 AFTER = 0.5
 """The share of a comparison's time if kernels follow, because there are then more comparisons."""
+SHORT = 0.25
+"""The share of a comparison's time that one takes which ends where the difference is clear."""
 RUNS = 3
 """The number of runs in a round of a slow model: of both sessions, including warm-up."""
 PARTS = 0.15
@@ -71,6 +73,13 @@ def next_comparison_seconds(job: Job, left: float) -> float:
     return min(comparison_seconds(job), max(HALF * left, HALF * SHORTEST, slow_seconds(job)))
 
 
+def trial_seconds(job: Job, loads: int) -> float:
+    """The least seconds that a model with kernels takes to load, so many times, and to compare: a
+    large one only until the difference is clear."""
+    share = SHORT if large(job) else HALF
+    return loads * load_seconds(job) + max(share * comparison_seconds(job), slow_seconds(job))
+
+
 def slow_seconds(job: Job) -> float:
     """The smallest number of seconds of a comparison; a slow model needs more time for a few
     rounds."""
@@ -110,10 +119,10 @@ def _kernel_check_seconds(job: Job) -> float:
     """Seconds of the check of kernels in a model: in whole models with the kernels and without,
     which are compared with the original. A large model was compared when its kernels were tried.
     Without a float64 reference its kernels are checked on the inputs of their regions, which takes
-    no longer than the check of rewrites did, if there was one."""
+    a load less than the check of rewrites did, if there was one."""
     if large(job) and job.regions > 0:
         estimated, took = load_seconds(job) + job.regions + job.checking, job.seconds.get("check", 0.0)
-        return min(estimated, took) if took > load_seconds(job) else estimated
+        return min(estimated, took - load_seconds(job)) if took > load_seconds(job) else estimated
     if large(job):
         return job.checking + (load_seconds(job) if job.config.elsewhere else 0.0)
     share = 1.0 if job.config.elsewhere else 1 / CHECKED

@@ -37,7 +37,7 @@ from taso_mirage.pipeline.shares import (
     kernel_seconds,
     large,
     load_seconds,
-    slow_seconds,
+    trial_seconds,
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
@@ -139,8 +139,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
                 backend = job.backend.result() if job.backend is not None and same else None
             once, busy = large(job), config.target.serial is not None and observed_load().busy
             loads = BY_CPU_TIME if once and busy else 1
-            trying = loads * load_seconds(job) + max(comparison_seconds(job) / 2, slow_seconds(job))
-            ours = job.progress, job.stop, known, trying, backend, once, job.searchers
+            ours = job.progress, job.stop, known, trial_seconds(job, loads), backend, once, job.searchers
             return fused(result, asked, config.kernels, *ours)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")

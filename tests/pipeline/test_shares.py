@@ -20,6 +20,7 @@ from taso_mirage.pipeline.shares import (
     measures_search,
     parts_seconds,
     search_seconds,
+    trial_seconds,
 )
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.index import Rules
@@ -101,8 +102,7 @@ def test_what_others_leave_is_for_the_kernels() -> None:
 
 
 def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
-    """Their model was compared when they were tried; without a float64 reference they are checked on
-    the inputs of their regions."""
+    """A trial compared it; without a float64 reference kernels are checked on their inputs."""
     whole = job(60.0, 30.0, load=3.0)
     whole.running = 0.1
     regions = job(60.0, 30.0, load=3.0)
@@ -120,8 +120,15 @@ def test_the_check_of_kernels_takes_no_longer_than_that_of_rewrites_took() -> No
     made.seconds["check"] = 1e-5  # nothing was changed, so nothing was checked
     assert kernel_seconds(made) == estimated
     made.seconds["check"] = 8.7
-    assert kernel_seconds(made) == pytest.approx(27.0 - 8.7)
+    assert kernel_seconds(made) == pytest.approx(27.0 - (8.7 - 2.3))
     assert kernel_seconds(made) > estimated + 4.0
+
+
+def test_a_trial_of_a_large_model_ends_where_the_difference_is_clear() -> None:
+    small, slow = job(60.0, 30.0, load=1.0), job(60.0, 30.0, load=3.0)
+    assert trial_seconds(small, 1) == pytest.approx(1.0 + 4.5 / 2)
+    assert trial_seconds(slow, 1) == pytest.approx(3.0 + 4.5 / 4)
+    assert trial_seconds(slow, 2) == trial_seconds(slow, 1) + 3.0
 
 
 def test_the_look_for_parts_that_do_not_pay_takes_no_kernels_their_time() -> None:

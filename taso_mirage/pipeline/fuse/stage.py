@@ -79,7 +79,7 @@ def fused(
     if stop.asked:
         return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
-    spent = StageTime(stop.budget, mode == SEARCH, max(config.seconds / 2, trying))
+    spent = StageTime(stop.budget, mode == SEARCH, trying or config.seconds / 2)
     try:
         return _Stage(result, config, backend, progress, spent, original, once).run(ready)
     finally:
