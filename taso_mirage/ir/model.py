@@ -67,7 +67,8 @@ class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are the assumed sizes of its free dims, `integers` the values of
     scalars that choose a branch, `rows` those of the tables that integers of an input index,
-    `shares` the inputs whose floats are between 0 and 1; `defaults` are the values of inputs that a
+    `shares` the inputs whose floats are between 0 and 1, `scales` the lengths of the rows of
+    inputs whose floats are small; `defaults` are the values of inputs that a
     caller leaves out; `source` is the model as it was read, where the header is not. `trusted`: its
     kernels may run, since they were made here, or the user says so; else they are data."""
 
@@ -83,6 +84,7 @@ class Model:
     integers: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     shares: Collection[str] = ()
+    scales: Mapping[str, float] = field(default_factory=dict)
     defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
     trusted: bool = False
@@ -149,8 +151,14 @@ def random_inputs(
             found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
         elif name not in found:
             array = random_array(node, rng, known, wide, name in extreme, model.rows.get(name))
-            found[name] = np.exp(-np.abs(array)) if name in model.shares and array.dtype.kind == "f" else array
+            array = np.exp(-np.abs(array)) if name in model.shares and array.dtype.kind == "f" else array
+            found[name] = _with_rows_of(array, model.scales[name]) if name in model.scales else array
     return found
+
+
+def _with_rows_of(array: NDArray[Any], length: float) -> NDArray[Any]:
+    """Normal numbers, scaled so that the rows have about this length."""
+    return (array * (length / max(1, array.shape[-1] if array.ndim else 1) ** 0.5)).astype(array.dtype)
 
 
 def random_array(

@@ -24,6 +24,7 @@ class Lowering(Enum):
     ACCUMULATE = "what a value is over all iterations"
     RUNNING = "the largest of the iterations so far"
     COMBINE = "what a value is over all blocks of a cluster"
+    STEPS = "a loop over steps, from each of which states go on to the next"
     CONTRACT = "a contraction and nothing else, which tensor cores may do"
     NARROW = "what is handed over in the model's own float type"
     RESHAPE = "a reshape and nothing else"

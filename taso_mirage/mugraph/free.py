@@ -279,9 +279,23 @@ def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]
             own = tuple([(key, fixed(value, sizes)) for key, value in node.attrs])
             done[node] = Node(node.op, (), own, node.type)
         if node not in done:
+            args = [done[a] for a in node.args]
             attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
-            done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
+            if traits(node).lowering is Lowering.KERNEL:
+                attrs["body"] = _with_whole_tiles(node, args, sizes)
+            done[node] = term(node.op, *args, **attrs)
     return Graph(tuple([done[x] for x in graph.inputs]), tuple([done[o] for o in graph.outputs]))
+
+
+def _with_whole_tiles(kernel: Node, args: Sequence[Node], sizes: Mapping[str, int]) -> Graph:
+    """The body of a kernel, whose tiles that are whole along a dim of an operand are whole there
+    for other operands, too."""
+    body: Graph = kernel.attr("body")
+    leaves = {}
+    for leaf, old, new in zip(body.inputs, kernel.args, args, strict=True):
+        dims = zip(leaf.shape, old.shape, new.shape, strict=True)
+        leaves[leaf] = _typed(leaf, tuple([n if own == m else fixed(own, sizes) for own, m, n in dims]))
+    return _rebuilt(body, leaves, sizes)
 
 
 def _attribute(value: object, sizes: Mapping[str, int]) -> object:

@@ -103,7 +103,15 @@ def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = N
     kept = {n: n.attr("name") for n in graph if n.op == "weight"}
     given = model.weights if weights is None else weights
     own = {"graph": graph, "weights": given, "output_names": names, "header": header, "names": kept}
-    none: dict[str, Any] = {"origins": {}, "sizes": {}, "integers": {}, "rows": {}, "shares": (), "defaults": {}}
+    none: dict[str, Any] = {
+        "origins": {},
+        "sizes": {},
+        "integers": {},
+        "rows": {},
+        "shares": (),
+        "scales": {},
+        "defaults": {},
+    }
     return replace(model, **own, **none, source=None)
 
 

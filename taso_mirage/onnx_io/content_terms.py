@@ -9,17 +9,21 @@ bodies' outputs are equal terms.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from taso_mirage.ir.content import Draw, NodeContent
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Node, topological, variable, weight, with_args
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Graph, Node, substitute, topological, variable, weight, with_args
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
 from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
+from taso_mirage.onnx_io.loops import STEP, CountedLoop, counted_loop, step_at, step_leaves
 from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.operators.ops import traits
 
 
 @dataclass(slots=True)
@@ -54,9 +58,13 @@ class Opened:
     def _opened(self, node: Node) -> Node:
         if node in self.leaves:
             return self.leaves[node]
+        if node is STEP:
+            return step_at(len(self.path) + 1)
         if node.op == "weight":
             return weight(self.name(node.attr("name")), node.tensor)
         args = tuple(self.done[a] for a in node.args)
+        if traits(node).lowering is Lowering.STEPS:
+            return self._term_loop(node, args)
         return self._opaque(node, args) if node.op == "opaque" else with_args(node, args)
 
     def name(self, name: str) -> str:
@@ -67,7 +75,26 @@ class Opened:
             self.arrays[self.names[name]] = given
         return self.names[name]
 
+    def _term_loop(self, term: Node, args: Sequence[Node]) -> Node:
+        """A loop that is a term of its body."""
+        body: Graph = term.attr("body")
+        leaves = step_leaves(term, args, len(self.path) + 1)[1]
+        outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
+        states = term.attr("states")
+        return _loop(args[:states], outputs, args[states].shape[0], term.attr("backward"), term)
+
+    def _node_loop(self, counted: CountedLoop, term: Node, args: Sequence[Node]) -> Node:
+        """A loop that is a node, whose body is opened over the leaves of a step."""
+        made = self.inside(counted.body, term, tuple(args))
+        self.bodies[term, counted.body.attribute] = made
+        states = args[counted.first : counted.first + counted.states]
+        outputs = made(counted.outputs)
+        return _loop(states, outputs, counted.count, counted.backward, term)
+
     def _opaque(self, term: Node, args: tuple[Node, ...]) -> Node:
+        counted = counted_loop(self.model, term)
+        if counted is not None:
+            return self._node_loop(counted, term, args)
         call: OpaqueCall = term.attr("call")
         header: ir.Model = self.model.header
         reader = NodeReader(header.functions, {**self.model.opsets, **call.opsets})
@@ -105,11 +132,24 @@ class Opened:
         named = zip((str(v.name) for v in call.captured), args[len(call.node.inputs) :], strict=True)
         outer = dict(named)
         leaves, path = {}, (*self.path, (_first_result(call.node), body.attribute))
+        counted = counted_loop(self.model, term)
+        steps = () if counted is None else counted.leaves(args, len(path))
         for i, leaf in enumerate(body.model.graph.inputs):
             name = leaf.attr("name")
             formal = variable(f"input {i} of a body at depth {len(path)}", leaf.tensor)
+            formal = _as(steps[i], leaf) if i < len(steps) else formal
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
         return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
+
+
+def _loop(states: Sequence[Node], outputs: Sequence[Node], count: Dim, backward: int, term: Node) -> Node:
+    """A loop as a node of its first states and of one step: the outputs of its body as terms over
+    variables for the states, the elements of the sequences at a variable place, and the other
+    operands. What is equal for all values of these is equal in every step, and so are the states,
+    by induction: they begin as equal ones."""
+    said = f"{count} steps{' from the last one' * backward}, {len(states)} states"
+    content = NodeContent("a loop", said, (("body", len(outputs)),))
+    return Node("opaque", (*states, *outputs), (("call", content),), term.type)
 
 
 def _as(outer: Node, leaf: Node) -> Node:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, numpy_dtype
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
@@ -244,7 +244,12 @@ class _Writer:
             self._require(arg)
         names = self._output_names(node)
         types = node.type if isinstance(node.type, tuple) else (node.tensor,)
-        attrs = {k: _onnx_attribute(v) for k, v in call.attrs.items()}
+        attrs = {
+            k: self._body(v, node.args[len(node.args) + len(call.args) - len(v.inputs) :])
+            if isinstance(v, Graph)
+            else _onnx_attribute(v)
+            for k, v in call.attrs.items()
+        }
         for i in call.blank:
             names.insert(i, "")
         values = self._append(
@@ -257,6 +262,35 @@ class _Writer:
             self.model.origins.get(node),
         )
         self._bind(node, [v for i, v in enumerate(values) if i not in call.blank])
+
+    def _body(self, body: Graph, captured: Sequence[Node]) -> ir.Graph:
+        """The graph of a loop's step; its last inputs are values that it captures."""
+        formal = body.inputs[: len(body.inputs) - len(captured)]
+        inputs = [ir.Value(name=self._fresh("element")) for _ in formal]
+        for value, node in zip(inputs, formal, strict=True):
+            declare(value, node.tensor)
+        names = tuple([self._fresh("step") for _ in body.outputs])
+        shell = ir.Graph([], [], nodes=[], opset_imports=dict(self.domains))
+        writer = _Writer(Model(body, {}, names, self.domains, copy_model(self.header, shell)))
+        writer.taken, writer.domains, writer.counter = self.taken, self.domains, self.counter
+        outer = [self.values[node] for node in captured]
+        for leaf, value in zip(body.inputs, (*inputs, *outer), strict=True):
+            writer._bind(leaf, (value,))
+        for output, name in zip(body.outputs, names, strict=True):
+            if output.args:
+                writer.pinned.setdefault(output, name)
+        outputs = [writer._step_output(*each) for each in zip(body.outputs, names, strict=True)]
+        self.counter = writer.counter
+        own = list(writer.initializers.values())
+        return ir.Graph(inputs, outputs, nodes=writer.nodes, initializers=own, name=self._fresh("body"))
+
+    def _step_output(self, node: Node, name: str) -> ir.Value:
+        """An output of a body, which is a value of its own."""
+        self._require(node)
+        value = self.values[node]
+        if value.name != name:
+            (value,) = self._append("Identity", [value], {}, [name], [node.tensor])
+        return value
 
     def _output_names(self, node: Node) -> list[str]:
         if isinstance(node.type, tuple):

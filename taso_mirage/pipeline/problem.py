@@ -17,6 +17,7 @@ from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -108,7 +109,11 @@ def find_sizes(job: Job, model: Model, original: Session) -> tuple[Model, Worklo
     config = job.config
     settled = settled_sizes(model, original, config)
     job.remarks += settled.remarks
-    return replace(model, sizes=settled.workloads[0][0], integers=settled.integers), settled.workloads
+    model = replace(model, sizes=settled.workloads[0][0], integers=settled.integers)
+    if not config.inputs:
+        model, said = with_usual_draws(model, original, model.sizes)
+        job.remarks += [] if said is None else [said]
+    return model, settled.workloads
 
 
 def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:

@@ -112,7 +112,7 @@ class _Book:
         for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
-            for each in step.details or (step,):
+            for each in (*step.obligations, *(step.details or (step,))):
                 for region in changed_regions(each, equations):
                     self.enter(_seen(region, view))
 

@@ -81,6 +81,7 @@ def leftover(estimates: Sequence[RegionEstimate], untried: Sequence[int], now: f
     if not untried:
         return None
     total = sum(saved for *_, saved in estimates)
+    now = now or total / (1 - REST)  # a loop alone has no predicted seconds
     scale = min(1.0, (1 - REST) * now / total) if total > 0 else 0.0
     left = [estimates[i] for i in untried]
     found = [LeftRegion(operators, places, now / (now - scale * saved)) for operators, places, saved in left]

@@ -36,6 +36,7 @@ def unpacked(content: bytes, original: Model, model: Model) -> Result:
         "integers": original.integers,
         "rows": original.rows,
         "shares": original.shares,
+        "scales": original.scales,
     }
     return replace(found, original=original, model=replace(model, **same))
 

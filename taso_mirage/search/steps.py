@@ -27,6 +27,7 @@ class RewriteStep:
     Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are
     already rewritten. `details`: the steps of one equation each that this one is made of, where
     they are known. `inside`: the changes of the bodies of the node that was replaced.
+    `obligations`: the equalities between terms of one step of a loop that make two loops equal.
     """
 
     equations: tuple[str, ...]
@@ -35,6 +36,7 @@ class RewriteStep:
     sweep: int = 0
     details: tuple[RewriteStep, ...] = ()
     inside: tuple[BodySteps, ...] = field(default=(), compare=False, repr=False)
+    obligations: tuple[RewriteStep, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def table(self) -> dict[Node, Node]:

@@ -28,6 +28,12 @@ def test_the_line() -> None:
     )
 
 
+def test_a_model_without_predicted_seconds_has_a_line_too() -> None:
+    found = leftover([(("scan",), 1, 0.002)], [0], 0.0, 0.0)
+    assert found is not None
+    assert "scan (1 place, up to 4.00 times)" in str(found)
+
+
 @pytest.mark.parametrize(
     ("operators", "name"),
     [

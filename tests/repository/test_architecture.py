@@ -80,6 +80,7 @@ HEAVY = {
     "onnx_ir": {
         "onnx_io/attributes.py",
         "onnx_io/bodies.py",
+        "onnx_io/loops.py",
         "onnx_io/branches.py",
         "onnx_io/build.py",
         "onnx_io/input_requirements.py",

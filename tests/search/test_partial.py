@@ -300,7 +300,7 @@ def restricted(output: Node, box: Box) -> Node | None:
     try:
         return Restriction()(output, box)
     except Unsupported as error:
-        if not re.match(f"({known}) has no restriction", str(error)):
+        if not re.match(f"(a part of )?({known}) has no restriction", str(error)):
             raise
         return None
 

@@ -19,6 +19,7 @@ from taso_mirage.emit.cpu.loop_schedule import LoopSchedule, Memory, Root
 from taso_mirage.emit.cpu.mapped_tensors import MovedTile, operand_sources, parted, values_at
 from taso_mirage.emit.cpu.nests import memory_type, phase_statements, register_type
 from taso_mirage.emit.cpu.printer import static_cast, swept
+from taso_mirage.emit.cpu.steps import step_statements
 from taso_mirage.emit.statements import (
     Expression,
     For,
@@ -35,7 +36,7 @@ from taso_mirage.emit.statements import (
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, bind, symbol
 from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor, tile_stride
-from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_part
 from taso_mirage.meanings.index_maps import position
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.movements import index_map, is_moved
@@ -135,7 +136,7 @@ class CppKernelFunction:
         args = [None if a is ABSENT else self._operand(a, memory) for a in self.node.args]
         made = interpret_term(self.node, self.lazy, args)
         values = made if isinstance(made, tuple) else (made,)
-        return self._stage([(x, r, False) for x, r in zip(values, results, strict=True)])
+        return self.stage([(x, r, False) for x, r in zip(values, results, strict=True)])
 
     def _operand(self, node: Node, memory: Mapping[Node, CppBuffer]) -> LoopValue:
         """An operand of an ordinary operator."""
@@ -203,28 +204,41 @@ class CppKernelFunction:
     ) -> list[Statement]:
         """The statements before, in and after the for-loop; those `moved` begin an iteration."""
         body, loop = self.node.attr("body"), self.node.attr("loop")
+        steps = next((n for n in body if traits(n).lowering is Lowering.STEPS), None)
+        if steps is not None:
+            return [*moved, *step_statements(self, steps, _parts(body, steps), tiles, targets)]
         carried = CarriedValues(self.lazy, self.memory)
         made = LoweredBody(carried, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)
         results = [(x, t, False) for x, t in zip(outputs, targets, strict=True)]
         if loop == 1:
-            return moved + self._stage(results)
-        before = self._stage([(x, None, False) for x in made.invariants()])
+            return moved + self.stage(results)
+        before = self.stage([(x, None, False) for x in made.invariants()])
         axes = zip(body.inputs, self.node.attr("fmap"), strict=True)
         cut = [(x.shape[axis], "iteration") for x, axis in axes if axis >= 0]
-        inside = _tiled(cut, [*moved, *self._stage([*carried.first, *carried.last])])
+        inside = _tiled(cut, [*moved, *self.stage([*carried.first, *carried.last])])
         iterations = For("iteration", v.numbers(count_text((loop,))), tuple(inside))
-        return [*carried.initial, *before, iterations, *self._stage(results)]
+        return [*carried.initial, *before, iterations, *self.stage(results)]
 
-    def _stage(self, roots: Sequence[Root]) -> list[Statement]:
+    def stage(self, roots: Sequence[Root], kept: Sequence[tuple[LoopValue, CppBuffer]] = ()) -> list[Statement]:
+        """The statements that compute some values (`LoopSchedule.run`)."""
         schedule = LoopSchedule(self.memory)
-        schedule.run(roots)
+        schedule.run(roots, kept)
         asked = {self.memory.buffers[x].name for x, t, _ in roots if t is None and x in self.memory.buffers}
         mine = {b.name for b in self.memory.allocated}
-        outside = {t.name for _, t, _ in roots if t is not None and t.name not in mine}
+        targets = [t for _, t, _ in roots if t is not None]
+        outside = {t.name for t in (*targets, *(t for _, t in kept)) if t.name not in mine}
         made, used = phase_statements(schedule, frozenset(asked | outside))
         self.used |= used
         return made
+
+
+def _parts(body: Graph, steps: Node) -> list[int]:
+    """The numbers of the results of a loop over steps that the outputs of a body are. Raises
+    Unsupported for a body that computes anything else."""
+    if any(o is not steps and (not is_part(o) or o.args[0] is not steps) for o in body.outputs):
+        raise Unsupported("a body with a loop over steps that computes more, in C++")
+    return [o.attr("index") if is_part(o) else 0 for o in body.outputs]
 
 
 def _whole(name: str, type: Tensor, strides: Shape | None) -> CppBuffer:

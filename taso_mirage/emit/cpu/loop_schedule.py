@@ -128,9 +128,12 @@ class LoopSchedule:
 
     # ------------------------------------------------------------ values in memory
 
-    def run(self, roots: Sequence[Root]) -> None:
-        """Compute every root."""
-        self._decide([value for value, _, _ in roots])
+    def run(self, roots: Sequence[Root], kept: Sequence[tuple[LoopValue, CppBuffer]] = ()) -> None:
+        """Compute every root; before them the values that are `kept` in buffers, where roots read
+        them."""
+        self._decide([*(value for value, _ in kept), *(value for value, _, _ in roots)])
+        for value, place in kept:
+            self.keep(value, place)
         for value, target, update in roots:
             if target is None:
                 self.memory(value)
@@ -138,6 +141,15 @@ class LoopSchedule:
                 self._update(value, target)
             else:
                 self.store(value, target)
+
+    def keep(self, value: LoopValue, target: CppBuffer) -> None:
+        """Compute a value into a buffer, where all others read it from now on."""
+        if isinstance(value, (Map, Mapped)) and value not in self.room.buffers:
+            self._add(StoreNest(value, target))
+        else:
+            self.store(value, target)
+        if not isinstance(value, (CppBuffer, LoopConstant, LoopView)):
+            self.room.buffers.setdefault(value, target)
 
     def _decide(self, roots: Sequence[LoopValue]) -> None:
         """Note the values that are worth memory: expensive, and with several readers or with a

@@ -13,6 +13,7 @@ from taso_mirage.ir.terms import Graph, is_named_weight, substitute, topological
 from taso_mirage.lowering.backend import Backend
 from taso_mirage.mugraph.arranged import ArrangedGoal, arranged
 from taso_mirage.mugraph.free import FreeSizes
+from taso_mirage.onnx_io.loops import with_scans
 from taso_mirage.pipeline.fuse.form_terms import ModelInTerms, decompose, with_terms
 from taso_mirage.pipeline.fuse.region_kernels import possible_seconds
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
@@ -104,6 +105,8 @@ def find_kinds(
     if late():
         return made
     if prepared is not None:
+        with contained("loops", report):
+            made.model = model = with_scans(model)
         with contained("any region", report):
             made.layout = with_terms(model, prepared.terms) if prepared.terms else None
             made.model = made.layout.model if made.layout else decompose(model, sizes, prepared)

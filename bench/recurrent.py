@@ -1,0 +1,231 @@
+"""Recurrences written as a Scan beside ONNX Runtime on the same file, at several lengths.
+
+    python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60]
+
+The models are the loops of recurrent layers as exporters write them, with their projections where
+the layer has them in its loop. Each is optimized with a certificate, which the checker follows, and
+both files run in turn on two threads. Prints a table and writes bench/results/recurrent-cpu2.json;
+rows that are not named stay. Where ONNX Runtime has an operator for the recurrence
+(LinearAttention), a model of that operator runs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from rows import Rows  # noqa: E402
+
+import taso_mirage  # noqa: E402
+from taso_mirage.certificates.follow import follow  # noqa: E402
+from taso_mirage.certificates.judge import CaseJudge  # noqa: E402
+from taso_mirage.onnx_io import load  # noqa: E402
+
+LENGTHS = (1, 64, 1024)
+HEADS, KEYS, VALUES, WIDTH, HIDDEN = 16, 128, 128, 512, 256
+"""Heads of attention with their sizes, the channels of a gated recurrence, and of a cell."""
+SECONDS = 2.0
+"""Seconds for the runs of a file."""
+HEADER = '<ir_version: 9, opset_import: ["" : 17]>'
+ATTENTION = """
+    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] Q, float[{t}, 1, {h}, {k}] K, float[{t}, 1, {h}, {v}] V,
+       float[{t}, 1, {h}] G, float[{t}, 1, {h}] B) => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
+        S, O = Scan<num_scan_inputs = 5, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] q, float[1, {h}, {k}] k,
+                float[1, {h}, {v}] v, float[1, {h}] g, float[1, {h}] b) => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
+            {decay}
+            k1 = Unsqueeze(k, m2) \n k2 = Unsqueeze(k, m1)
+            {update}
+            u = Mul(k2, e) \n s2 = Add(s1, u)
+            q1 = Unsqueeze(q, m2) \n o1 = MatMul(q1, s2) \n o = Squeeze(o1, m2)
+        }}>(S0, Q, K, V, G, B)
+    }}
+"""
+DECAY = "d = Exp(g) \n d1 = Unsqueeze(d, m1) \n d2 = Unsqueeze(d1, m1) \n s1 = Mul(s, d2)"
+STAYS = "s1 = Identity(s)"
+DELTA = """kv1 = MatMul(k1, s1) \n kv = Squeeze(kv1, m2) \n e0 = Sub(v, kv)
+            b1 = Unsqueeze(b, m1) \n e1 = Mul(e0, b1) \n e = Unsqueeze(e1, m2)"""
+ADDS = "e = Unsqueeze(v, m2)"
+GATED = """
+    g (float[1, {n}] h0, float[{t}, 1, {n}] X, float[{n}, {n}] W, float[{n}, {n}] Z) => (float[1, {n}] h, float[{t}, 1, {n}] Y) {{
+        one = Constant<value = float {{1}}>()
+        h, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] x) => (float[1, {n}] s2, float[1, {n}] y) {{
+            c = MatMul(x, W) \n p = MatMul(x, Z) \n i = Sigmoid(p) \n f = Sub(one, i)
+            a = Mul(f, s) \n b = Mul(i, c) \n s2 = Add(a, b) \n y = Identity(s2)
+        }}>(h0, X)
+    }}
+"""
+SELECTIVE = """
+    g (float[{n}, 16] h0, float[{t}, {n}] X, float[{t}, {n}] D, float[{t}, 16] B, float[{t}, 16] C, float[{n}, 16] A)
+            => (float[{n}, 16] h, float[{t}, {n}] Y) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m0 = Constant<value = int64[1] {{0}}>()
+        h, Y = Scan<num_scan_inputs = 4, body = step (float[{n}, 16] s, float[{n}] x, float[{n}] d, float[16] b, float[16] c)
+                => (float[{n}, 16] s2, float[{n}] y) {{
+            d0 = Softplus(d) \n d1 = Unsqueeze(d0, m1) \n e = Exp(A) \n e0 = Neg(e) \n e1 = Mul(d1, e0) \n a = Exp(e1)
+            p = Mul(a, s) \n x0 = Mul(d0, x) \n x1 = Unsqueeze(x0, m1) \n b1 = Unsqueeze(b, m0) \n u = Mul(x1, b1)
+            s2 = Add(p, u) \n c1 = Unsqueeze(c, m1) \n o = MatMul(s2, c1) \n y = Squeeze(o, m1)
+        }}>(h0, X, D, B, C)
+    }}
+"""
+LSTM = """
+    g (float[1, {n}] h0, float[1, {n}] c0, float[{t}, 1, {n}] X, float[{n}, {m}] W, float[{n}, {m}] R, float[{m}] b)
+            => (float[1, {n}] h, float[1, {n}] c, float[{t}, 1, {n}] Y) {{
+        h, c, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] r, float[1, {n}] x)
+                => (float[1, {n}] s2, float[1, {n}] r2, float[1, {n}] y) {{
+            p = MatMul(x, W) \n q = MatMul(s, R) \n a0 = Add(p, q) \n a = Add(a0, b)
+            i0, f0, g0, o0 = Split<axis = 1>(a)
+            i = Sigmoid(i0) \n f = Sigmoid(f0) \n g = Tanh(g0) \n o = Sigmoid(o0)
+            u = Mul(f, r) \n w = Mul(i, g) \n r2 = Add(u, w) \n z = Tanh(r2) \n s2 = Mul(o, z) \n y = Identity(s2)
+        }}>(h0, c0, X)
+    }}
+"""
+GRU = """
+    g (float[1, {n}] h0, float[{t}, 1, {n}] X, float[{n}, {l}] W, float[{n}, {l}] R) => (float[1, {n}] h, float[{t}, 1, {n}] Y) {{
+        one = Constant<value = float {{1}}>()
+        h, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] x) => (float[1, {n}] s2, float[1, {n}] y) {{
+            p = MatMul(x, W) \n q = MatMul(s, R) \n p0, p1, p2 = Split<axis = 1>(p) \n q0, q1, q2 = Split<axis = 1>(q)
+            z0 = Add(p0, q0) \n z = Sigmoid(z0) \n r0 = Add(p1, q1) \n r = Sigmoid(r0)
+            n0 = Mul(r, q2) \n n1 = Add(p2, n0) \n c = Tanh(n1)
+            f = Sub(one, z) \n a = Mul(f, c) \n b = Mul(z, s) \n s2 = Add(a, b) \n y = Identity(s2)
+        }}>(h0, X)
+    }}
+"""
+
+
+def attention(decay: str, update: str) -> Callable[[int], str]:
+    """Attention whose state is a matrix for each head."""
+    return lambda t: ATTENTION.format(t=t, h=HEADS, k=KEYS, v=VALUES, decay=decay, update=update)
+
+
+MODELS: dict[str, Callable[[int], str]] = {
+    "gated delta rule": attention(DECAY, DELTA),
+    "delta rule": attention(STAYS, DELTA),
+    "gated linear attention": attention(DECAY, ADDS),
+    "linear attention": attention(STAYS, ADDS),
+    "minGRU": lambda t: GATED.format(t=t, n=WIDTH),
+    "selective scan": lambda t: SELECTIVE.format(t=t, n=2 * WIDTH),
+    "LSTM": lambda t: LSTM.format(t=t, n=HIDDEN, m=4 * HIDDEN),
+    "GRU": lambda t: GRU.format(t=t, n=HIDDEN, l=3 * HIDDEN),
+}
+RULES = {
+    "gated delta rule": "gated_delta",
+    "delta rule": "delta",
+    "gated linear attention": "gated",
+    "linear attention": "linear",
+}
+"""The rules of ONNX Runtime's LinearAttention."""
+
+
+def inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Rows of length 1, decays below 1."""
+    rng, found = np.random.default_rng(0), {}
+    for each in model.graph.input:
+        shape = [d.dim_value for d in each.type.tensor_type.shape.dim]
+        array = rng.normal(size=shape) / shape[-1] ** 0.5
+        found[each.name] = (-np.abs(array) if each.name == "G" else array).astype(np.float32)
+    return found
+
+
+def own_operator(rule: str, t: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model of ONNX Runtime's operator for a rule, and inputs for it."""
+    shapes = {"q": KEYS, "k": KEYS, "v": VALUES, "s": 0, "g": 1, "b": 1}
+    used = [n for n in shapes if not (n == "g" and "gated" not in rule) and not (n == "b" and "delta" not in rule)]
+    types = {n: (1, t, HEADS * shapes[n]) if shapes[n] else (1, HEADS, KEYS, VALUES) for n in used}
+    names = [n if n in used else "" for n in shapes]
+    while not names[-1]:
+        names.pop()
+    attrs = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "update_rule": rule, "scale": 1.0}
+    node = helper.make_node("LinearAttention", names, ["y", "z"], domain="com.microsoft", **attrs)
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in types.items()]
+    made = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, t, HEADS * VALUES)),
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, (1, HEADS, KEYS, VALUES)),
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    rng = np.random.default_rng(0)
+    feed = {n: (rng.normal(size=s) / s[-1] ** 0.5).astype(np.float32) for n, s in types.items()}
+    return helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=opsets, ir_version=9), feed
+
+
+def best(session: Any, feed: dict[str, np.ndarray]) -> float:
+    """The least seconds of a run."""
+    session.run(None, feed)
+    found, end = [], time.perf_counter() + SECONDS
+    while len(found) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        session.run(None, feed)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def threads() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    return options
+
+
+def row(name: str, t: int, budget: float, folder: Path) -> dict[str, Any]:
+    """The times of one model at one length."""
+    before, after, said = (folder / each for each in ("before.onnx", "after.onnx", "steps.json"))
+    model = onnx.parser.parse_model(f"{HEADER}\n{MODELS[name](t)}")
+    onnx.save(model, before)
+    start = time.perf_counter()
+    _, result = taso_mirage.optimize(before, output=after, certificate=said, budget=budget, return_result=True)
+    took = time.perf_counter() - start
+    followed = follow(load(before), load(after), json.loads(said.read_text()), CaseJudge())
+    feed = inputs(model)
+    original = onnxruntime.InferenceSession(str(before), threads())
+    ours = taso_mirage.session(after, trust_kernels=True, options=threads())
+    for a, b in zip(original.run(None, feed), ours.run(None, feed), strict=True):
+        np.testing.assert_allclose(a, b, 1e-3, 1e-4)
+    seconds = best(original, feed), best(ours, feed)
+    found = {
+        "length": t,
+        "original": seconds[0],
+        "ours": seconds[1],
+        "ratio": seconds[0] / seconds[1],
+        "kernels": len(result.kernels),
+        "equalities": sum(followed.equalities.values()),
+        "by_the_prover_alone": len(followed.alone),
+        "seconds": took,
+    }
+    if name in RULES:
+        own, given = own_operator(RULES[name], t)
+        found["operator"] = best(onnxruntime.InferenceSession(own.SerializeToString(), threads()), given)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--budget", type=float, default=60.0)
+    given = parser.parse_args()
+    head = {"benchmark": "recurrent", "device": "cpu2", "versions": {"onnxruntime": onnxruntime.__version__}}
+    rows = Rows(ROOT / "bench" / "results" / "recurrent-cpu2.json", head)
+    for name in given.names or MODELS:
+        for t in given.lengths:
+            with tempfile.TemporaryDirectory() as folder:
+                made = row(name, t, given.budget, Path(folder))
+            rows.keep({"case": f"{name} {t}", "model": name, **made})
+            own = f", LinearAttention {1e3 * made['operator']:.3g} ms" if "operator" in made else ""
+            before, after = (1e3 * made[each] for each in ("original", "ours"))
+            print(f"{name} {t}: {before:.3g} to {after:.3g} ms, {made['ratio']:.2f} times{own}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

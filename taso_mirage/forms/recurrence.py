@@ -1,0 +1,232 @@
+"""Loops over sequences as kernels for the CPU: the steps are a loop inside of a block, whose states
+stay in the cache, and the blocks are parts of axes along which a step is the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from taso_mirage.devices.device import Device
+from taso_mirage.emit.cpp import generate_cpp
+from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.forms.base.form import Form, IsWanted, Users
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_part, variable
+from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.parallel_axes import AxisPlace, parallel_axes
+from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.ops import get, term, traits
+from taso_mirage.operators.work import size
+from taso_mirage.verdicts import Evidence, Failure
+
+OPERATOR = "scan"
+STEPS = 3
+"""The number of steps with which a kernel is tested: the first, one after it, and the last."""
+BLOCKS, VECTOR = (4, 16, 64), 16
+"""The numbers of blocks that are tried at least, and the elements of a vector, which an innermost
+axis has in a block at least."""
+MOST_STATE = 1 << 22
+"""The largest number of bytes of the states of a block: more do not stay in a cache."""
+GRID = 3
+"""The largest number of axes of a grid."""
+LoopCut = tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]
+"""An axis whose parts are blocks: its place in each operand and in each result, and the number of
+parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A goal that is a loop, all results of which may be read (`base.form.PreparedGoal`)."""
+
+    node: Node
+    slack = 1.0
+    large, once, joins, by_values = True, True, False, False
+    together = "loops"
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return []
+
+    @property
+    def body(self) -> Graph:
+        """A step."""
+        found: Graph = self.node.attr("body")
+        return found
+
+    @property
+    def states(self) -> int:
+        """The number of states."""
+        return int(self.node.attr("states"))
+
+    @property
+    def types(self) -> tuple[Tensor, ...]:
+        """The types of the results."""
+        return self.node.type if isinstance(self.node.type, tuple) else (self.node.tensor,)
+
+    def with_steps(self, count: int) -> Recurrence:
+        """This loop over sequences of so many elements."""
+        end = self.states + self.node.attr("sequences")
+        leaves = []
+        for i, arg in enumerate(self.node.args):
+            shape = (count, *arg.shape[1:]) if self.states <= i < end else arg.shape
+            leaves.append(variable(f"x{i}", Tensor(arg.dtype, shape)))
+        return Recurrence(term(OPERATOR, *leaves, **dict(self.node.attrs)))
+
+    def results(self, whole: Node) -> tuple[Node, ...]:
+        """The results of a term like this one."""
+        several = isinstance(whole.type, tuple)
+        return tuple(term("item", whole, index=i) for i in range(len(self.types))) if several else (whole,)
+
+    def kernel(self, cuts: Sequence[LoopCut]) -> Node:
+        """The kernel with these blocks: in each, the loop over its part of the operands."""
+        places = [[cut[0][i] for cut in cuts] for i in range(len(self.node.args))]
+        tiles = [
+            variable(f"t{i}", Tensor(x.dtype, _part(x, axes, cuts)))
+            for i, (x, axes) in enumerate(zip(self.node.args, places, strict=True))
+        ]
+        end = self.states + self.node.attr("sequences")
+        leaves = {
+            leaf: variable(f"x{i}", Tensor(t.dtype, t.shape[1:] if self.states <= i < end else t.shape))
+            for i, (leaf, t) in enumerate(zip(self.body.inputs, tiles, strict=True))
+        }
+        step = Graph(tuple(leaves.values()), _at_sizes(self.body, leaves))
+        inner = term(OPERATOR, *tiles, **{**dict(self.node.attrs), "body": step})
+        own = Graph(tuple(tiles), self.results(inner))
+        omap = tuple(tuple(_number(cut[1][o]) for cut in cuts) for o in range(len(self.types)))
+        imap = tuple(tuple(map(_number, axes)) for axes in places)
+        grid = tuple(cut[2] for cut in cuts) or (1,)
+        fmap = (-1,) * len(tiles)
+        if not cuts:
+            imap, omap = ((-1,),) * len(tiles), ((-1,),) * len(self.types)
+        return term("kernel", *self.node.args, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
+
+    def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]]:
+        """The axes whose parts are apart, each with its places in operands and results, and its
+        size."""
+        end, found = self.states + self.node.attr("sequences"), []
+        for inputs, outputs in parallel_axes(self.body, self.states):
+            ins = tuple(_moved(p, self.states <= i < end) for i, p in enumerate(inputs))
+            outs = tuple(_moved(p, i >= self.states) for i, p in enumerate(outputs))
+            found.append((ins, outs, int(self.node.args[0].shape[ins[0] or 0])))
+        return found
+
+    def cuts(self) -> Iterator[tuple[LoopCut, ...]]:
+        """Several ways to cut the axes into blocks: the outer axes first, each as far as there are
+        fewer blocks than wanted."""
+        known: set[tuple[LoopCut, ...]] = set()
+        for wanted in BLOCKS:
+            made: list[LoopCut] = []
+            for ins, outs, n in self.axes()[:GRID]:
+                before = prod(cut[2] for cut in made)
+                inner = (ins[0] or 0) == len(self.node.args[0].shape) - 1
+                parts = [k for k in range(1, n + 1) if n % k == 0 and (not inner or n // k >= min(n, VECTOR))]
+                enough = [k for k in parts if k * before >= wanted] or parts
+                if before < wanted and enough[0 if len(enough) < len(parts) else -1] > 1:
+                    made.append((ins, outs, enough[0] if enough[0] * before >= wanted else enough[-1]))
+            if tuple(made) not in known:
+                known.add(tuple(made))
+                yield tuple(made)
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of `graph`, from which this goal was read; those with the most
+        blocks first."""
+        found = []
+        for cuts in self.cuts():
+            whole = self.results(self.kernel(cuts))
+            wanted = tuple(whole[_place(o)] for o in graph.outputs)
+            made = Graph(graph.inputs, wanted)
+            blocks = prod(cut[2] for cut in cuts)
+            states = sum(size(x.tensor) for x in self.node.args[: self.states]) // blocks
+            if states > MOST_STATE or not _has_code(made):
+                continue
+            evidence = _evidence(self.with_steps(STEPS), cuts)
+            if isinstance(evidence, Evidence):
+                found.append(FoundMuGraph(made, graph, 1.0 / blocks, device.name, evidence))
+        return sorted(found, key=lambda each: each.seconds)
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: the starts of the operators of all steps."""
+        count = self.node.args[self.states].shape[0]
+        steps = count if isinstance(count, int) else 1
+        return steps * sum(bool(n.args) for n in self.body) * device.launch
+
+
+def _number(place: AxisPlace) -> int:
+    return -1 if place is None else place
+
+
+def _moved(place: AxisPlace, sequence: bool) -> AxisPlace:
+    """The place of an element's axis in a sequence."""
+    return place if place is None else place + sequence
+
+
+def _part(x: Node, places: Sequence[AxisPlace], cuts: Sequence[LoopCut]) -> tuple[int, ...]:
+    shape = [int(n) for n in x.shape]
+    for place, (_, _, count) in zip(places, cuts, strict=True):
+        if place is not None:
+            shape[place] //= count
+    return tuple(shape)
+
+
+def _at_sizes(body: Graph, leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The outputs of a step over leaves of other sizes."""
+    done: dict[Node, Node] = {ABSENT: ABSENT, **leaves}
+    for node in body:
+        if node in done:
+            continue
+        args = [done[a] for a in node.args]
+        attrs, resize = dict(node.attrs), traits(node).resize
+        if resize is not None and node.args:
+            old, new = ([a.shape for a in some] for some in (node.args, args))
+            attrs |= resize(attrs, old, new, {})
+        done[node] = get(node.op).term(*args, **attrs) if node.args else node
+    return tuple(done[o] for o in body.outputs)
+
+
+def _place(output: Node) -> int:
+    return int(output.attr("index")) if is_part(output) else 0
+
+
+@lru_cache(maxsize=256)
+def _has_code(graph: Graph) -> bool:
+    try:
+        generate_cpp(graph)
+    except TasoMirageError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...]) -> Evidence | Failure:
+    leaves = tuple(small.node.args)
+    mine = Graph(leaves, small.results(small.kernel(cuts)))
+    return verified_mugraph(mine, Graph(leaves, small.results(small.node)), numbers=False)
+
+
+def recurrence(goal: Graph) -> Recurrence | None:
+    """Read a goal that is a loop over inputs of float32 and of fixed sizes; None for others."""
+    found = {o.args[0] if is_part(o) else o for o in goal.outputs}
+    node = found.pop()
+    if found or traits(node).lowering is not Lowering.STEPS or not set(node.args) <= set(goal.inputs):
+        return None
+    types = [a.tensor for a in node.args]
+    if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
+        return None
+    if int(node.args[node.attr("states")].shape[0]) < 1 or len(set(node.args)) < len(node.args):
+        return None
+    return Recurrence(node)
+
+
+def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
+    return [node, *users(node)] if traits(node).lowering is Lowering.STEPS else []
+
+
+def _no_class(node: Node) -> TemplateInstance:
+    raise Unsupported("a loop outside of a kernel's blocks, in C++")
+
+
+FORM = Form(CpuProgram(OPERATOR, _no_class), recurrence, _members)

@@ -1,0 +1,69 @@
+"""Inputs of models with loops: a recurrence multiplies its states in every step, so the normal
+numbers that other models get grow without bound in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.terms import is_float, topological
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.sizes import SEEDS
+from taso_mirage.onnx_io.bodies import has_bodies, kind_of
+from taso_mirage.system.wording import option
+
+LARGEST = 1e6
+"""The largest number of an output that counts as usual."""
+SCALES = (1.0, 1 / 16)
+"""The lengths of the rows of inputs that are tried."""
+
+
+def with_usual_draws(model: Model, session: Session, sizes: Mapping[str, int]) -> tuple[Model, str | None]:
+    """The model with smaller random numbers for the inputs that its loops read, if its outputs are
+    not finite, or very large, on normal ones; and a remark that says so."""
+    read = _read_by_loops(model)
+    if not read:
+        return model, None
+    usual = _usual_share(model, session, sizes)
+    if usual is None or usual == 1:
+        return model, None
+    said = f"on normal numbers {usual:.0%} of the outputs' elements are finite and at most {LARGEST:g}"
+    for scale in SCALES:
+        made = replace(model, scales=dict.fromkeys(read, scale))
+        now = _usual_share(made, session, sizes)
+        if now == 1:
+            names = ", ".join(read)
+            return (
+                made,
+                f"{said}, since loops multiply their states: rows of {names} are drawn with a length of {scale:g}",
+            )
+    return model, f"{said}: the check says little there; give inputs with {option('inputs')}"
+
+
+def _read_by_loops(model: Model) -> list[str]:
+    """The names of the inputs of floats that a loop reads."""
+    loops = [n for n in model.nodes() if has_bodies(n) and kind_of(n) != "If"]
+    below = topological([a for n in loops for a in n.args])
+    return sorted({n.attr("name") for n in below if n.op == "input" and is_float(n.dtype)})
+
+
+def _usual_share(model: Model, session: Session, sizes: Mapping[str, int]) -> float | None:
+    """The share of the elements of float outputs that are finite and not very large; None where
+    there are none, or the model does not run."""
+    try:
+        outputs = session.run(random_inputs(model, SEEDS[0], sizes))
+    except TasoMirageError:
+        return None
+    arrays = [np.asarray(each) for each in outputs if _is_floats(each)]
+    count = sum(array.size for array in arrays)
+    usual = sum(int((np.abs(array.astype(np.float64)) <= LARGEST).sum()) for array in arrays)
+    return usual / count if count else None
+
+
+def _is_floats(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and is_float(value.dtype.name)

@@ -1,0 +1,132 @@
+"""Loops as kernels for the CPU: the program computes the loop, at every number of steps; blocks are
+parts of axes that a step does not mix, and wrong ones are refuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from loop_models import BACKWARD, gated, gated_delta, loop, recurrent, results, shifted
+
+from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.emit.cpu.native_kernel import NativeKernel
+from taso_mirage.forms.recurrence import LoopCut, Recurrence, recurrence
+from taso_mirage.ir.model import random_array
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.meanings.reals import REALS
+from taso_mirage.mugraph.free import FreeSizes, with_free_names
+from taso_mirage.mugraph.parallel_axes import parallel_axes
+from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
+from taso_mirage.verdicts import Failure, FailureKind
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "gated delta": gated_delta,
+    "gated": gated,
+    "backward": lambda: gated(more=BACKWARD),
+    "recurrent": recurrent,
+    "shifted": shifted,
+}
+AXES = {
+    "gated delta": [([1, 1, 1, 1, 1, 1], [1, 1]), ([3, None, None, 2, None, None], [3, 2])],
+    "recurrent": [([0, 0, None], [0, 0])],
+}
+"""The axes of the operands of a step whose parts are apart, and of its results."""
+
+
+def goal(name: str) -> Recurrence:
+    found = recurrence(loop(MODELS[name]()))
+    assert found is not None
+    return found
+
+
+@cache
+def found(name: str) -> tuple[Graph, ...]:
+    """The muGraphs of a loop."""
+    graph = loop(MODELS[name]())
+    return tuple(each.graph for each in goal(name).mugraphs(graph, CPU_DEVICE))
+
+
+def values(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [(random_array(leaf, rng, {}) / 2).astype(np.float32) for leaf in graph.inputs]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_kernel_computes_the_loop(name: str) -> None:
+    graph = loop(MODELS[name]())
+    given = values(graph)
+    wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
+    for each in found(name)[:1]:
+        for made, output in zip(NativeKernel(each)(*given), graph.outputs, strict=True):
+            np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_the_axes_that_a_step_does_not_mix_are_found(name: str) -> None:
+    assert list(parallel_axes(goal(name).body, goal(name).states)) == AXES[name]
+
+
+def test_a_kernel_runs_any_number_of_steps() -> None:
+    free = FreeSizes.of(loop(gated_delta("n0")))
+    kernel = NativeKernel(with_free_names(found("gated delta")[0], free))
+    for steps in (1, 7):
+        graph = loop(gated_delta(steps))
+        given = values(graph)
+        wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
+        for made, output in zip(kernel(*given), graph.outputs, strict=True):
+            np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
+
+
+# ---------------------------------------------------------------- wrong kernels
+
+
+def refuted(kernel: Node, right: Recurrence) -> bool:
+    """Whether the field refutes a kernel of a loop."""
+    leaves = tuple(right.node.args)
+    verdict = verified_mugraph(Graph(leaves, results(kernel)), Graph(leaves, results(right.node)), numbers=False)
+    return isinstance(verdict, Failure) and verdict.kind is FailureKind.REFUTED
+
+
+def other(right: Recurrence, **attrs: object) -> Recurrence:
+    return Recurrence(term(right.node.op, *right.node.args, **{**dict(right.node.attrs), **attrs}))
+
+
+def wrong_kernels() -> Iterator[tuple[str, Node, Recurrence]]:
+    """Kernels of other loops than the goal."""
+    right = goal("gated").with_steps(3)
+    (cuts, *_) = right.cuts()
+    yield "the wrong direction", other(right, backward=1).kernel(cuts), right
+    swapped = (right.node.args[0], right.node.args[2], right.node.args[1], *right.node.args[3:])
+    yield "other sequences", Recurrence(term(right.node.op, *swapped, **dict(right.node.attrs))).kernel(cuts), right
+    body = right.body
+    late = Graph(body.inputs, (body.outputs[0], term("mul", body.inputs[0], body.inputs[2])))
+    yield "the state before the step", other(right, body=late).kernel(cuts), right
+    still = Graph(body.inputs, (body.inputs[0], body.outputs[1]))
+    yield "a state that stays", other(right, body=still).kernel(cuts), right
+
+
+@pytest.mark.parametrize(("kernel", "right"), [pytest.param(k, r, id=name) for name, k, r in wrong_kernels()])
+def test_the_field_refutes_a_kernel_of_another_loop(kernel: Node, right: Recurrence) -> None:
+    (cuts, *_) = right.cuts()
+    assert not refuted(right.kernel(cuts), right)
+    assert refuted(kernel, right)
+
+
+def test_an_axis_over_which_a_step_sums_is_not_cut() -> None:
+    right = goal("recurrent").with_steps(3)
+    own: tuple[LoopCut, ...] = (((1, 2, 1), (1, 2), 2),)
+    kernel = right.kernel
+    with pytest.raises(Exception, match="matmul"):
+        kernel(own)
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name in MODELS:
+        yield f"recurrence/{name}", found(name)[0]
+    yield "recurrence/any length", with_free_names(found("gated delta")[0], FreeSizes.of(loop(gated_delta("n0"))))

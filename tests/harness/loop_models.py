@@ -1,0 +1,126 @@
+"""Models with a loop over a sequence, as text of ONNX, and their loops as terms."""
+
+from __future__ import annotations
+
+import onnx
+from bodies import parse
+
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.onnx_io.loops import with_scans
+from taso_mirage.operators.ops import term, traits
+
+GATED_DELTA = """
+    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] Q, float[{t}, 1, {h}, {k}] K, float[{t}, 1, {h}, {v}] V,
+       float[{t}, 1, {h}] G, float[{t}, 1, {h}] B) => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
+        g0 = Neg(G) \n b0 = Sigmoid(B)
+        S, O = Scan<num_scan_inputs = 5, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] q, float[1, {h}, {k}] k,
+                float[1, {h}, {v}] v, float[1, {h}] g, float[1, {h}] b) => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
+            d = Exp(g) \n d1 = Unsqueeze(d, m1) \n d2 = Unsqueeze(d1, m1) \n s1 = Mul(s, d2)
+            k1 = Unsqueeze(k, m2) \n kv1 = MatMul(k1, s1) \n kv = Squeeze(kv1, m2)
+            e0 = Sub(v, kv) \n b1 = Unsqueeze(b, m1) \n e1 = Mul(e0, b1) \n e = Unsqueeze(e1, m2)
+            k2 = Unsqueeze(k, m1) \n u = Mul(k2, e) \n s2 = Add(s1, u)
+            q1 = Unsqueeze(q, m2) \n o1 = MatMul(q1, s2) \n o = Squeeze(o1, m2)
+        }}>(S0, Q, K, V, g0, b0)
+    }}
+"""
+"""The gated delta rule."""
+GATED = """
+    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{t}, 2, {n}] Z, float[{n}, {n}] W) => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
+        one = Constant<value = float {{1}}>()
+        h, Y = Scan<num_scan_inputs = 2{more}, body = step (float[2, {n}] s, float[2, {n}] x, float[2, {n}] z)
+                => (float[2, {n}] s2, float[2, {n}] y) {{
+            p = MatMul(x, W) \n c = Tanh(p) \n i = Sigmoid(z) \n f = Sub(one, i)
+            a = Mul(f, s) \n b = Mul(i, c) \n s2 = Add(a, b) \n y = Mul(s2, c)
+        }}>(h0, X, Z)
+    }}
+"""
+"""A gated recurrence of elements, whose candidates are a product with a weight (minGRU)."""
+RECURRENT = """
+    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{n}, {n}] W) => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
+        h, Y = Scan<num_scan_inputs = 1, body = step (float[2, {n}] s, float[2, {n}] x) => (float[2, {n}] s2, float[2, {n}] y) {{
+            p = MatMul(s, W) \n q = Add(p, x) \n s2 = Tanh(q) \n y = Identity(s2)
+        }}>(h0, X)
+    }}
+"""
+"""A product of the state."""
+SHIFTED = """
+    g (float[3, {n}] a0, float[3, {n}] b0, float[{t}, 3, {n}] X)
+            => (float[3, {n}] a, float[3, {n}] b, float[{t}, 3, {n}] Y, float[{t}, 3, 1] M) {{
+        a, b, Y, M = Scan<num_scan_inputs = 1, body = step (float[3, {n}] s, float[3, {n}] r, float[3, {n}] x)
+                => (float[3, {n}] s2, float[3, {n}] r2, float[3, {n}] y, float[3, 1] m) {{
+            s2 = Identity(x) \n r2 = Identity(s) \n p = Add(s, r) \n y = Add(p, x) \n m = ReduceMax<axes = [1]>(y)
+        }}>(a0, b0, X)
+    }}
+"""
+"""A shift register, whose states change places, with a maximum of each row."""
+
+
+COUNTED = """
+    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{t}, 2, {n}] Z, float[{n}, {n}] W)
+            => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
+        zero = Constant<value = int64 {{0}}>() \n yes = Constant<value = bool {{1}}>()
+        shape = Shape(X) \n trips = Gather(shape, zero)
+        h, Y = Loop(trips, yes, h0) <body = step (int64 i, bool c, float[2, {n}] s)
+                => (bool c2, float[2, {n}] s2, float[2, {n}] y) {{
+            {counter}
+            c2 = {goes_on}
+            x = Gather(X, j) \n z = Gather(Z, i) \n p = MatMul(x, W) \n q = Tanh(p)
+            a = Mul(z, s) \n s2 = Add(a, q) \n y = Mul(s2, z)
+        }}>
+    }}
+"""
+"""A Loop whose counter chooses elements of two sequences."""
+
+
+def counted(
+    t: int | str = 4, n: int = 32, counter: str = "j = Identity(i)", goes_on: str = "Identity(c)"
+) -> onnx.ModelProto:
+    """The Loop; `counter`: the nodes that compute the place `j` in X, `goes_on`: the call that says
+    whether it continues."""
+    return parse(COUNTED.format(t=t, n=n, counter=counter, goes_on=goes_on))
+
+
+def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16) -> onnx.ModelProto:
+    """The gated delta rule: `h` heads, keys of `k` elements, values of `v`."""
+    return parse(GATED_DELTA.format(t=t, h=h, k=k, v=v))
+
+
+def gated(t: int | str = 4, n: int = 32, more: str = "") -> onnx.ModelProto:
+    """The gated recurrence; `more`: further attributes of its Scan."""
+    return parse(GATED.format(t=t, n=n, more=more))
+
+
+def recurrent(t: int | str = 4, n: int = 8) -> onnx.ModelProto:
+    """The recurrence with a product of its state."""
+    return parse(RECURRENT.format(t=t, n=n))
+
+
+def shifted(t: int | str = 4, n: int = 8) -> onnx.ModelProto:
+    """The shift register."""
+    return parse(SHIFTED.format(t=t, n=n))
+
+
+BACKWARD = ", scan_input_directions = [1, 1], scan_output_directions = [1]"
+
+
+def as_terms(proto: onnx.ModelProto) -> Model:
+    """The model with its loops as terms."""
+    return with_scans(from_memory(proto))
+
+
+def loop(proto: onnx.ModelProto) -> Graph:
+    """The only loop of a model over inputs of its own, with all its results."""
+    (node,) = [n for n in as_terms(proto).nodes() if traits(n).lowering is Lowering.STEPS]
+    leaves = tuple(variable(f"x{i}", Tensor(a.dtype, a.shape)) for i, a in enumerate(node.args))
+    made = term(node.op, *leaves, **dict(node.attrs))
+    return Graph(leaves, results(made))
+
+
+def results(node: Node) -> tuple[Node, ...]:
+    """All results of a term."""
+    several = node.type if isinstance(node.type, tuple) else ()
+    return tuple(term("item", node, index=i) for i in range(len(several))) or (node,)

@@ -1,0 +1,44 @@
+"""Random inputs of models with loops: those that a loop reads are smaller where outputs would grow
+without bound."""
+
+from __future__ import annotations
+
+from bodies import parse
+from loop_models import gated, gated_delta
+
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.measure.loop_inputs import with_usual_draws
+from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.files import from_memory
+
+
+def test_a_recurrence_that_grows_gets_smaller_numbers() -> None:
+    model = from_memory(gated_delta(t=128, k=16))
+    session = Session(serialize(model))
+    made, said = with_usual_draws(model, session, {})
+    assert said is not None
+    assert "rows of B, G, K, Q, S0, V are drawn with a length of 1" in said
+    assert {name: int(array.size) for name, array in random_inputs(made, 0).items() if abs(array).max() > 3} == {}
+
+
+def test_a_recurrence_that_stays_small_keeps_normal_numbers() -> None:
+    model = from_memory(gated())
+    assert with_usual_draws(model, Session(serialize(model)), {}) == (model, None)
+
+
+def test_growth_that_no_input_bounds_is_said() -> None:
+    model = from_memory(
+        parse("""
+        g (float[2] s0, float[128, 2] x) => (float[2] s) {
+            two = Constant<value = float {2}>()
+            s = Scan<num_scan_inputs = 1, body = b (float[2] a, float[2] e) => (float[2] a2) {
+                a1 = Mul(a, two) \n a2 = Add(a1, e)
+            }>(s0, x)
+        }
+    """)
+    )
+    made, said = with_usual_draws(model, Session(serialize(model)), {})
+    assert made is model
+    assert said is not None
+    assert "0% of the outputs' elements" in said
