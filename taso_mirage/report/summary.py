@@ -155,7 +155,8 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
     for name, justify in (("", "left"), ("original", "right"), (made, "right"), ("ratio", "right")):
         table.add_column(name, justify="left" if justify == "left" else "right")
     table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
-    table.add_row("predicted cost", duration(result.cost_before), duration(result.cost_after), _ratio(result))
+    if result.cost_before > 0:  # a loop has no predicted cost before it is a term
+        table.add_row("predicted cost", duration(result.cost_before), duration(result.cost_after), _ratio(result))
     if result.timing is not None:
         table.add_row("measured time", *_times(result.timing))
         if result.timing.each:

@@ -117,3 +117,11 @@ def test_it_is_in_the_text_the_data_and_the_report(before: Result, capsys: pytes
     }
     assert f"Left: {left}" in unescape(html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {}))
     assert result_data(before, Path("m.onnx"), [])["left"] is None
+
+
+def test_an_original_without_a_predicted_cost_has_no_row_of_it(
+    before: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for cost, shown in ((before.cost_before, True), (0.0, False)):
+        summary.show(replace(before, cost_before=cost), Path("m.onnx"), [])
+        assert ("predicted cost" in capsys.readouterr().out) == shown
