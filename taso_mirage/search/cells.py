@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
+import numpy as np
+
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node, Tensor, constant, is_constant, is_part, topological, variable
@@ -43,15 +45,15 @@ class CellSum:
 
 @dataclass
 class Cell:
-    """The new states of a step over variables for the states, and elements of sequences: variables,
-    or `gather(sequence, step)`.
+    """A step: its outputs, of which the new states are first, over variables for the states, and
+    elements of sequences: variables, or `gather(sequence, step)`.
 
     `skeleton`: the new states over the states and a variable for each of `sums`. A product of
     another leaf than a state or an element is the leaf times a variable there. `fixed`: the terms
     of all steps that were met, in their order.
     """
 
-    news: Sequence[Node]
+    outputs: Sequence[Node]
     states: Sequence[Node]
     elements: Sequence[Node] = ()
     step: Node | None = None
@@ -63,7 +65,7 @@ class Cell:
         self._varying = dict.fromkeys((*self.states, *self.elements), True)
         self._varying |= {} if self.step is None else {self.step: True}
         self._made: dict[tuple[Node, Columns], Node] = {}
-        self.skeleton = tuple(self._read(new, (0, _width(new))) for new in self.news)
+        self.skeleton = tuple(self._read(new, (0, _width(new))) for new in self.outputs[: len(self.states)])
 
     @property
     def sequences(self) -> list[Node]:
@@ -167,8 +169,11 @@ class Cell:
 
     def _vector(self, node: Node, columns: Columns) -> Node:
         """Columns of a term that is the same for all rows."""
-        self.fixed[node] = None
         width = _width(node)
+        number = uniform_value(node) if is_constant(node) else None
+        if number is not None:
+            return constant(np.full(columns[1] - columns[0], number), node.dtype)
+        self.fixed[node] = None
         if any(n != 1 for n in node.shape[:-1]):
             raise NoCell("a sum with a matrix")
         flat = node if len(node.shape) == 1 else term("reshape", node, shape=(width,))

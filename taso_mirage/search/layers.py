@@ -9,7 +9,7 @@ induction both loops are equal (`onnx_io/content_terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import permutations, product
@@ -21,6 +21,7 @@ from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_constant, substitute, topological, variable
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.onnx_io.loops import STEP, state_leaves, step_leaves
+from taso_mirage.onnx_io.states import is_zero
 from taso_mirage.operators.interpret import definition, interpret
 from taso_mirage.operators.ops import Op, get, load_specs, term, traits
 from taso_mirage.prove.rules.cases import cut_free
@@ -50,34 +51,38 @@ def layer_of(loop: Node, proofs: Proofs) -> Layer | None:
     """The operator that computes a loop; None where none is found, or none is proved."""
     if loop.attr("counted") and not isinstance(loop.args[loop.attr("states")].shape[0], int):
         return None  # after no step, a layer of ONNX Runtime does not have its first states
-    step, leaves = step_leaves(loop, loop.args)
-    body: Graph = loop.attr("body")
-    outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
-    states = loop.attr("states")
     try:
-        cell = Cell(outputs[:states], leaves[:states], (), step)
+        cell = cell_of(loop)
     except TasoMirageError:
         return None
     for operator in load_specs().values():
         for found in _candidates(operator, loop, cell) if operator.traits.stays else ():
-            made = _proved(loop, cell, outputs, found, proofs)
+            made = proved_layer(loop, cell, found, proofs)
             if made is not None:
                 return made
     return None
+
+
+def cell_of(loop: Node) -> Cell:
+    """The step of a loop, over variables for its states and the place `STEP` of its sequences."""
+    step, leaves = step_leaves(loop, loop.args)
+    body: Graph = loop.attr("body")
+    outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
+    return Cell(outputs, leaves[: loop.attr("states")], (), step)
 
 
 # ---------------------------------------------------------------- candidates
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class LayerCandidate:
     """A term of an operator, with the places of its states among the loop's."""
 
     layer: Node
     order: tuple[int, ...]
 
 
-def _candidates(operator: Op, loop: Node, cell: Cell) -> Iterator[_Candidate]:
+def _candidates(operator: Op, loop: Node, cell: Cell) -> Iterator[LayerCandidate]:
     """Terms of an operator whose cells give the same numbers."""
     elements = cell.sequences
     if len(cell.states) != len(operator.operands) - FIXED or len(elements) != 1:
@@ -92,10 +97,10 @@ def _candidates(operator: Op, loop: Node, cell: Cell) -> Iterator[_Candidate]:
         if table is not None:
             order = tuple(cell.states.index(table[s]) for s in pattern.firsts)
             weights = pattern.weights_of(cell, table)
-            firsts = [term("unsqueeze", loop.args[i], axes=(0,)) for i in order]
+            firsts = [ABSENT if is_zero(loop.args[i]) else term("unsqueeze", loop.args[i], axes=(0,)) for i in order]
             backward = loop.attr("backward")
             made = operator.term(elements[0].args[0], *weights, *firsts, backward=backward, **attrs)
-            yield _Candidate(made, order)
+            yield LayerCandidate(made, order)
 
 
 def _attributes(operator: Op, cell: Cell) -> Iterator[dict[str, object]]:
@@ -136,7 +141,7 @@ class _Pattern:
         body: Graph = loop.attr("body")
         states = loop.attr("states")
         first, (x, *weights) = body.inputs[:states], body.inputs[states:]
-        return _Pattern(Cell(body.outputs[:states], first, (x,)), gates, weights)
+        return _Pattern(Cell(body.outputs, first, (x,)), gates, weights)
 
     def matched(self, cell: Cell) -> dict[Node, Node] | None:
         """The states and sums of another cell for those of this one; None where the cells do not
@@ -210,18 +215,21 @@ def loop_in(layer: Node) -> Node:
 # ---------------------------------------------------------------- proofs
 
 
-def _proved(loop: Node, cell: Cell, outputs: Sequence[Node], found: _Candidate, proofs: Proofs) -> Layer | None:
+def proved_layer(loop: Node, cell: Cell, found: LayerCandidate, proofs: Proofs) -> Layer | None:
     """The layer, if its first states and its step are proved to be the loop's."""
-    inner, states = loop_in(found.layer), len(found.order)
+    inner, states, outputs = loop_in(found.layer), len(found.order), cell.outputs
+    if _steps(inner) != _steps(loop):
+        return None
     body: Graph = inner.attr("body")
     names = zip(state_leaves(inner.args[:states]), (cell.states[i] for i in found.order), strict=True)
     made = substitute(body.outputs, dict(zip(body.inputs, step_leaves(inner, inner.args)[1], strict=True)))
     new = substitute(made, dict(names))
     if any(each is not outputs[found.order[0]] for each in outputs[states:]):
         return None
-    cut = [*cell.states, STEP, *(e.args[0] for e in cell.sequences), *cell.fixed]
+    cut = [*cell.states, STEP, *(e.args[0] for e in cell.sequences), *_read_by(outputs, cell.fixed)]
     pairs: list[tuple[Node, Node, list[Node]]] = [
-        (loop.args[at], inner.args[i], [loop.args[at]]) for i, at in enumerate(found.order)
+        (loop.args[at], inner.args[i], [] if is_zero(loop.args[at]) else [loop.args[at]])
+        for i, at in enumerate(found.order)
     ]
     pairs += [(outputs[at], new[i], cut) for i, at in enumerate(found.order)]
     pairs = [(old, new, _cut(leaves)) for old, new, leaves in pairs if old is not new]
@@ -238,9 +246,23 @@ def _proved(loop: Node, cell: Cell, outputs: Sequence[Node], found: _Candidate, 
     return Layer(tuple(results), found.layer, (*steps, *dict.fromkeys(more)))
 
 
+def _steps(loop: Node) -> tuple[object, ...]:
+    """The number of steps and their direction."""
+    return loop.args[loop.attr("states")].shape[0], loop.attr("backward")
+
+
 def _of(result: Node, part: Node, inside: Node, index: int) -> Node:
     """A result over the loop of the operator's definition."""
     return substitute((result,), {part: term("unsqueeze", inside, axes=(0 if index else 1,))})[0]
+
+
+def _read_by(outputs: Sequence[Node], fixed: Iterable[Node]) -> list[Node]:
+    """Those of some terms, or the highest below them, that outputs read."""
+    below, found, waiting = set(topological(outputs)), list[Node](), list(fixed)
+    while waiting:
+        node = waiting.pop()
+        (found if node in below else waiting).extend([node] if node in below else node.args)
+    return found
 
 
 def _cut(leaves: Sequence[Node]) -> list[Node]:
