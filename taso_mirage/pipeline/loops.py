@@ -10,7 +10,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, substitute
 from taso_mirage.onnx_io.bodies import label_of
 from taso_mirage.onnx_io.loops import ReadLoop, as_scan
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import get, term
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.hoisting import hoisted_loop
@@ -18,7 +18,7 @@ from taso_mirage.search.layers import layer_of
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 HOISTED = "terms that its states do not change are computed for all steps at once"
-Seconds = Callable[[Model], float]
+TimeOf = Callable[[Model], float]
 """The time of a model."""
 
 
@@ -34,7 +34,7 @@ class _Rewritten:
 
 
 def rewrite_loops(
-    job: Job, problem: Problem, model: Model, seconds: Seconds | None = None
+    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
 ) -> tuple[Model, list[RewriteStep]]:
     """The model after its loops became operators, or terms that no state changes have moved out of
     them, and the steps; the problem gets the weights of the bodies. `seconds` decides where a loop
@@ -75,15 +75,15 @@ def _results(loop: Node) -> tuple[Node, ...]:
 
 def _forms(found: ReadLoop, problem: Problem) -> Iterator[_Rewritten]:
     layer = layer_of(found.term, problem.proofs)
-    if layer is not None and layer.operator.op:
-        name = f"it is the operator {layer.operator.op}"
-        yield _Rewritten(layer.operator, layer.results, layer.obligations, name)
+    if layer is not None:
+        said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
+        yield _Rewritten(layer.operator, layer.results, layer.obligations, said)
     lighter = hoisted_loop(found.term, problem.proofs)
     if lighter is not None:
         yield _Rewritten(lighter.term, _results(lighter.term), lighter.obligations, HOISTED)
 
 
-def _fastest(forms: Sequence[_Rewritten], models: Sequence[Model], seconds: Seconds | None) -> _Rewritten | None:
+def _fastest(forms: Sequence[_Rewritten], models: Sequence[Model], seconds: TimeOf | None) -> _Rewritten | None:
     """The form of the model that takes the least time; the first one where it cannot be run."""
     if len(forms) < 2 or seconds is None:
         return forms[0] if forms else None

@@ -21,7 +21,7 @@ from taso_mirage.operators.interpret import definition
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.rewriting.derived_traits import elementwise
 
-Columns = tuple[int, int]
+ColumnRange = tuple[int, int]
 """The first column, and the one after the last."""
 
 
@@ -64,7 +64,7 @@ class Cell:
     def __post_init__(self) -> None:
         self._varying = dict.fromkeys((*self.states, *self.elements), True)
         self._varying |= {} if self.step is None else {self.step: True}
-        self._made: dict[tuple[Node, Columns], Node] = {}
+        self._made: dict[tuple[Node, ColumnRange], Node] = {}
         self.skeleton = tuple(self._read(new, (0, _width(new))) for new in self.outputs[: len(self.states)])
 
     @property
@@ -85,14 +85,14 @@ class Cell:
             self._varying[each] = any(self._varying[a] for a in each.args)
         return self._varying[node]
 
-    def _read(self, node: Node, columns: Columns) -> Node:
-        """Columns of a function of elements."""
+    def _read(self, node: Node, columns: ColumnRange) -> Node:
+        """ColumnRange of a function of elements."""
         key = node, columns
         if key not in self._made:
             self._made[key] = self._reading(node, columns)
         return self._made[key]
 
-    def _reading(self, node: Node, columns: Columns) -> Node:
+    def _reading(self, node: Node, columns: ColumnRange) -> Node:
         inner = _sliced(node, columns)
         if inner is not None:
             return self._read(*inner)
@@ -111,7 +111,7 @@ class Cell:
 
     # ------------------------------------------------------------ sums
 
-    def _total(self, parts: _Parts, like: Node, columns: Columns) -> Node:
+    def _total(self, parts: _Parts, like: Node, columns: ColumnRange) -> Node:
         if len(dict(parts.products)) < len(parts.products):
             raise NoCell("two products of one term")
         plain = tuple(each for each in parts.products if each[0] in self.states or self.is_element(each[0]))
@@ -124,7 +124,7 @@ class Cell:
             found.append(self._variable(CellSum(plain, tuple(parts.vectors)), like, columns))
         return reduce(lambda a, b: term("add", a, b), found)
 
-    def _variable(self, found: CellSum, like: Node, columns: Columns) -> Node:
+    def _variable(self, found: CellSum, like: Node, columns: ColumnRange) -> Node:
         for made, each in self.sums.items():
             if each == found:
                 return made
@@ -132,7 +132,7 @@ class Cell:
         self.sums[made] = found
         return made
 
-    def _take_apart(self, node: Node, columns: Columns, parts: _Parts) -> None:
+    def _take_apart(self, node: Node, columns: ColumnRange, parts: _Parts) -> None:
         inner = _sliced(node, columns)
         if not self._varies(node):
             parts.vectors.append(self._vector(node, columns))
@@ -157,7 +157,7 @@ class Cell:
             return False
         return node is term("matmul", *node.args)
 
-    def _multiply(self, node: Node, columns: Columns, parts: _Parts) -> None:
+    def _multiply(self, node: Node, columns: ColumnRange, parts: _Parts) -> None:
         left, matrix = node.args
         self.fixed[matrix] = None
         start, joins = 0, traits(left).joins
@@ -167,8 +167,8 @@ class Cell:
             parts.products.append((leaf, _part(rows, 1, columns)))
             start += _width(leaf)
 
-    def _vector(self, node: Node, columns: Columns) -> Node:
-        """Columns of a term that is the same for all rows."""
+    def _vector(self, node: Node, columns: ColumnRange) -> Node:
+        """ColumnRange of a term that is the same for all rows."""
         width = _width(node)
         number = uniform_value(node) if is_constant(node) else None
         if number is not None:
@@ -200,7 +200,7 @@ class _Parts:
 
     products: list[tuple[Node, Node]] = field(default_factory=list)
     vectors: list[Node] = field(default_factory=list)
-    others: list[tuple[Node, Columns]] = field(default_factory=list)
+    others: list[tuple[Node, ColumnRange]] = field(default_factory=list)
 
 
 def _width(node: Node) -> int:
@@ -209,12 +209,12 @@ def _width(node: Node) -> int:
     return int(node.shape[-1]) if node.shape else 1
 
 
-def _fitting(node: Node, columns: Columns) -> Columns:
+def _fitting(node: Node, columns: ColumnRange) -> ColumnRange:
     """The columns of an operand that is broadcast."""
     return (0, 1) if _width(node) == 1 else columns
 
 
-def _sliced(node: Node, columns: Columns) -> tuple[Node, Columns] | None:
+def _sliced(node: Node, columns: ColumnRange) -> tuple[Node, ColumnRange] | None:
     """The operand of which a term is some columns, and those that belong to `columns`."""
     last = node.tensor.rank - 1
     if is_part(node):
@@ -230,7 +230,7 @@ def _sliced(node: Node, columns: Columns) -> tuple[Node, Columns] | None:
     return node.args[0], (start + columns[0], start + columns[1])
 
 
-def _part(node: Node, axis: int, columns: Columns) -> Node:
+def _part(node: Node, axis: int, columns: ColumnRange) -> Node:
     if columns == (0, node.shape[axis]):
         return node
     return term("slice", node, starts=columns[:1], ends=columns[1:], axes=(axis,), steps=(1,))

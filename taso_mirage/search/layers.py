@@ -257,7 +257,7 @@ def _of(result: Node, part: Node, inside: Node, index: int) -> Node:
 
 
 def _read_by(outputs: Sequence[Node], fixed: Iterable[Node]) -> list[Node]:
-    """Those of some terms, or the highest below them, that outputs read."""
+    """The highest terms below some, which may be these, that outputs read."""
     below, found, waiting = set(topological(outputs)), list[Node](), list(fixed)
     while waiting:
         node = waiting.pop()

@@ -1,5 +1,5 @@
-"""Loops that are recurrent layers become operators, by a step that the prover proves and the checker
-follows; false ones are refused."""
+"""Loops that are recurrent layers become operators, by a step that the prover proves and the
+checker follows; false ones are refused."""
 
 from __future__ import annotations
 
