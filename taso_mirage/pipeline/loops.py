@@ -48,7 +48,7 @@ def rewrite_loops(
         if found is None:
             continue
         olds = _results(current)
-        forms = [*_forms(found, problem)]
+        forms = [*_forms(found, problem, job.config.portable)]
         weights = {**problem.weights, **found.weights} if forms else problem.weights
         models = [
             model.with_graph(substitute(outputs, dict(zip(olds, f.results, strict=True))), weights) for f in forms
@@ -73,14 +73,22 @@ def _results(loop: Node) -> tuple[Node, ...]:
     return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
-def _forms(found: ReadLoop, problem: Problem) -> Iterator[_Rewritten]:
-    layer = layer_of(found.term, problem.proofs)
-    if layer is not None:
-        said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
-        yield _Rewritten(layer.operator, layer.results, layer.obligations, said)
+def _forms(found: ReadLoop, problem: Problem, portable: bool) -> Iterator[_Rewritten]:
+    """The operator of a loop, or of the loop with less inside, and that loop."""
     lighter = hoisted_loop(found.term, problem.proofs)
+    layer, before = layer_of(found.term, problem.proofs), tuple[RewriteStep, ...]()
+    if layer is None and lighter is not None:
+        layer, before = layer_of(lighter.term, problem.proofs), lighter.obligations
+    if layer is not None and _is_there(layer.operator, problem, portable):
+        said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
+        yield _Rewritten(layer.operator, layer.results, (*before, *layer.obligations), said)
     if lighter is not None:
         yield _Rewritten(lighter.term, _results(lighter.term), lighter.obligations, HOISTED)
+
+
+def _is_there(operator: Node, problem: Problem, portable: bool) -> bool:
+    """Whether the target has an operator, and the options allow it."""
+    return not (portable and get(operator.op).domain) and problem.rewriter.context.available(operator)
 
 
 def _fastest(forms: Sequence[_Rewritten], models: Sequence[Model], seconds: TimeOf | None) -> _Rewritten | None:
