@@ -20,7 +20,7 @@ import pytest
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 NEEDS = {"onnx": "onnx", "kernels": "numpy", "pytorch": "torch"}
 """The package that each notebook needs beside those of taso_mirage."""
-DAYS = {"onnx": 2, "pytorch": 4}
+DAYS = {"onnx": 2, "pytorch": 5}
 """The notebooks that take more than a few seconds run on one of so many days."""
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]\d+)?")
 
