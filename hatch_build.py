@@ -1,4 +1,4 @@
-"""The dependencies of the package: those of `pyproject.toml` with one of its builds of ONNX Runtime.
+"""The dependencies of the package, from `pyproject.toml`, with one of its builds of ONNX Runtime.
 
 The builds overwrite each other's files, so one environment has one of them, and an extra can only
 add packages. TASO_MIRAGE_BUILD names the build: gpu (also without a GPU), or the smaller cpu.

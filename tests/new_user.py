@@ -97,7 +97,7 @@ def session(requirement: str) -> Iterator[Command]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Variables of an activated virtual environment in a home of its own, and no others of Python's."""
+    """The variables of an activated virtual environment with a cache of its own."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TASO_MIRAGE"))}
     path = f"{folder / '.venv' / 'bin'}{os.pathsep}{kept['PATH']}"
     return kept | {"PATH": path, "TASO_MIRAGE_CACHE": str(folder / ".cache" / "taso_mirage")}

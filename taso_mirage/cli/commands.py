@@ -159,8 +159,8 @@ def diff(
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, the execution providers that work on this machine, its GPU and compiler, and the
-    cost cache."""
+    """Show versions, the execution providers that work on this machine, its GPU and compiler, and
+    the cost cache."""
     from taso_mirage.report import inspection
 
     found = inspection.diagnosis()

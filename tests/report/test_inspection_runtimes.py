@@ -1,5 +1,4 @@
-"""`doctor` names the build of ONNX Runtime, reports several, which overwrite each other's files, and
-says what a GPU needs."""
+"""`doctor` names the build of ONNX Runtime, reports several, and gives the next step for a GPU."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_there_is_one_for_each_way_in() -> None:
 
 
 def needed(name: str) -> Any:
-    """A package of the extra `dev` or `torch`; a service of tests, which sets CI, has all of them."""
+    """A package of the extra `dev` or `torch`. Where the variable CI is set, none is missing."""
     return importlib.import_module(name) if os.environ.get("CI") else pytest.importorskip(name)
 
 
