@@ -73,8 +73,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """What a task is told: the `kind` of all workers and the `target` that they measure, whether
-    messages are for the `command` line, and the `resources` that a task takes."""
+    """The `kind` of all workers and the `target` that they measure; whether messages are for the
+    `command` line; and the `resources` of a task."""
 
     kind: Mapping[str, str]
     target: Target | None

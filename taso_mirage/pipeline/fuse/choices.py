@@ -27,7 +27,7 @@ from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
 from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals
 from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
 from taso_mirage.pipeline.fuse.other_workers import OtherWorkers
-from taso_mirage.pipeline.fuse.searches import CUT, SearchedGoal, Searches
+from taso_mirage.pipeline.fuse.searches import CUT_SHORT, SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.search import Budget
@@ -139,7 +139,11 @@ class KernelChoices:
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
-        return [each for each in self._goals(kind) if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
+        return [
+            each
+            for each in self._goals(kind)
+            if CUT_SHORT in (self.choices.record(*each, kind.measured) or (CUT_SHORT,))
+        ]
 
     def is_known(self, kind: EqualRegions) -> bool:
         """Whether the kernels of all lanes of a kind are on disk."""
@@ -172,7 +176,7 @@ class KernelChoices:
 
         def kept() -> Record:
             self._predicted[goal] = wait()
-            record = {**self._predicted[goal], CUT: 0.0}
+            record = {**self._predicted[goal], CUT_SHORT: 0.0}
             self.choices.keep(record, *goal, kind.measured)
             return record
 
@@ -183,8 +187,8 @@ class KernelChoices:
         faster."""
         for goal in self._goals(kind):
             known = self.choices.record(*goal, kind.measured) or {}
-            if goal in self._predicted and known.get(CUT) != 0.0:
-                cut = {CUT: known[CUT]} if CUT in known else {}
+            if goal in self._predicted and known.get(CUT_SHORT) != 0.0:
+                cut = {CUT_SHORT: known[CUT_SHORT]} if CUT_SHORT in known else {}
                 self.choices.keep({**self._predicted[goal], **cut}, *goal, kind.measured)
 
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
@@ -220,7 +224,7 @@ class KernelChoices:
         disk if it was found before, in enough time, or in at least half of the time of now.
         """
         known = self.choices.record(*goal, kind.measured)
-        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        enough = known is not None and 2 * known.get(CUT_SHORT, math.inf) >= share
         if not self.searching or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
         searched = self._search(goal, share, kind)
@@ -236,7 +240,7 @@ class KernelChoices:
             return None
         record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
         if time.monotonic() > end:
-            record[CUT] = share
+            record[CUT_SHORT] = share
         self.choices.keep(record, *goal, kind.measured)
         return record
 

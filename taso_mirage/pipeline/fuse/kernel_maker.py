@@ -22,7 +22,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.pipeline.fuse import region_times
 from taso_mirage.pipeline.fuse.choices import KernelChoices, KernelsEnded
 from taso_mirage.pipeline.fuse.kinds import Kinds, RegionVariant, around_libraries
-from taso_mirage.pipeline.fuse.order import KERNEL, PART, StageTime
+from taso_mirage.pipeline.fuse.order import StageTime
 from taso_mirage.pipeline.fuse.other_workers import OtherWorkers, SharedGoal
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, possible_seconds
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
@@ -104,8 +104,7 @@ class KernelMaker:
                     for goal in self.choices.unknown(each.kind):
                         if goal[0] not in self.kinds.prepared:
                             goals.setdefault(goal, SharedGoal(goal, each.kind.sizes))
-        seconds = partial(_seconds_there, self.time)
-        return OtherWorkers(found, target, rounding, goals.values(), seconds)
+        return OtherWorkers(found, target, rounding, goals.values(), self.time.of_a_kernel)
 
     def first(self, progress: Callable[[int], None]) -> dict[EqualRegions, RegionKernel]:
         """The kernels that are predicted to be the fastest, of all kinds for which there is time,
@@ -242,12 +241,6 @@ class KernelMaker:
         next."""
         if self.time.late():
             raise KernelsEnded
-
-
-def _seconds_there(left: StageTime) -> float:
-    """The seconds of a kernel on another worker, so that its model can be tried here after it."""
-    rest = left.left() - left.trial
-    return min(max(PART * rest, KERNEL), rest)
 
 
 def _saved(kernels: Sequence[RegionKernel]) -> float:

@@ -17,7 +17,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.search import Search, SearchOptions
-from taso_mirage.pipeline.fuse.searches import BEST, CUT, SearchedGoal
+from taso_mirage.pipeline.fuse.searches import BEST, CUT_SHORT, SearchedGoal
 from taso_mirage.search.config import Stop
 
 LEAST = 4.0
@@ -107,4 +107,4 @@ def tuned(
         graph = from_json(goal)
         search = Search(graph, SearchOptions(), used.device, 0, None if free is None else FreeSizes.of_json(free))
         record = dict(used.fastest(graph, search.run(BEST, seconds / 2, progress), end, sizes))
-        return used.key, record if time.monotonic() <= end else {**record, CUT: seconds}
+        return used.key, record if time.monotonic() <= end else {**record, CUT_SHORT: seconds}
