@@ -27,7 +27,7 @@ def loop_in(layer: Node) -> Node:
 
 
 def outputs_of_step(loop: Node, states: Sequence[Node] = ()) -> tuple[Node, ...]:
-    """What a step computes, over variables for the states (or these terms), and elements of the
+    """The outputs of a step over variables for the states, or these terms, and over elements of the
     sequences at the place `STEP`."""
     body: Graph = loop.attr("body")
     leaves = step_leaves(loop, loop.args)[1]
@@ -60,7 +60,7 @@ def equal_loops(
     return tuple(found)
 
 
-def over_definition(layer: Node, loop: Node, result: Node) -> Node:
+def over_definition(layer: Node, result: Node) -> Node:
     """A result over an operator, as one over the loop in the operator's definition."""
     parts = [n for n in topological([result], stop={layer}) if n.args and n.args[0] is layer]
     table = {part: definition(part, parts=True) or part for part in parts}

@@ -307,7 +307,7 @@ def proved_layer(loop: Node, found: LayerCandidate, proofs: Proofs) -> Layer | N
         return None
     more = []
     for i, result in enumerate(found.results):
-        here = over_definition(found.layer, inner, result)
+        here = over_definition(found.layer, result)
         part = term("item", inner, index=found.places[i])
         if here is not part and not is_equal(here, part, [part], proofs):
             return None
