@@ -22,7 +22,7 @@ __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version"
 T = TypeVar("T")
 SETTLED = 0.003
 """Seconds of uncounted runs of a model after other models ran."""
-LONG = 0.5
+LONG = 0.1
 """Seconds of a run that counts as it is."""
 ALIGNED = 64
 """Bytes: a line of a cache."""
