@@ -55,11 +55,11 @@ def step_statements(
         at = v[f"({product_factor(count)} - 1 - step)"]
     inside, elements = list[Statement](), list[CppBuffer]()
     for i, x in enumerate(buffers[states : states + node.attr("sequences")]):
-        elements.append(CppBuffer(x.dtype, x.shape[1:], f"e{i}", x.strides[1:]))
+        elements.append(CppBuffer(x.dtype, x.shape[1:], f"element{i}", x.strides[1:]))
         start = v[x.name] + x.start + at * product_factor(x.strides[0])
-        inside.append(_pointer(f"e{i}", start, x, "const ", " __restrict"))
-    before = [CppBuffer(x.dtype, x.shape, f"s{i}", x.strides) for i, x in enumerate(old)]
-    after = [CppBuffer(x.dtype, x.shape, f"n{i}", x.strides) for i, x in enumerate(new)]
+        inside.append(_pointer(f"element{i}", start, x, "const ", " __restrict"))
+    before = [CppBuffer(x.dtype, x.shape, f"before{i}", x.strides) for i, x in enumerate(old)]
+    after = [CppBuffer(x.dtype, x.shape, f"after{i}", x.strides) for i, x in enumerate(new)]
     inside += [
         _pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
     ]
@@ -68,7 +68,7 @@ def step_statements(
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:
-            place = CppBuffer(y.dtype, y.shape[1:], f"o{part}", y.strides[1:])
+            place = CppBuffer(y.dtype, y.shape[1:], f"output{part}", y.strides[1:])
             inside.append(
                 _pointer(place.name, v[y.name] + y.start + at * product_factor(y.strides[0]), y, "", " __restrict")
             )
