@@ -283,7 +283,8 @@ def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, Dim]
             attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
             if traits(node).lowering is Lowering.KERNEL:
                 attrs["body"] = _with_whole_tiles(node, args, sizes)
-                attrs["grid"] = tuple([_blocks(node, args, g, count) for g, count in enumerate(node.attr("grid"))])
+                grid = fixed(node.attr("grid"), sizes)
+                attrs["grid"] = tuple([_blocks(node, args, g, count) for g, count in enumerate(grid)])
             done[node] = term(node.op, *args, **attrs)
     return Graph(tuple([done[x] for x in graph.inputs]), tuple([done[o] for o in graph.outputs]))
 

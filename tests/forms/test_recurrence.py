@@ -3,6 +3,7 @@ parts of axes that a step does not mix, and wrong ones are refuted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -10,11 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from bodies import parse
-from loop_models import BACKWARD, gated, gated_delta, loop, recurrent, results, shifted
+from loop_models import BACKWARD, channels, gated, gated_delta, loop, recurrent, results, shifted
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.forms.recurrence import FORM, LoopCut, Recurrence, recurrence
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import REALS
@@ -29,6 +32,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "gated delta": gated_delta,
     "gated": gated,
     "backward": lambda: gated(more=BACKWARD),
+    "channels": channels,
     "recurrent": recurrent,
     "shifted": shifted,
 }
@@ -67,6 +71,16 @@ def test_a_kernel_computes_the_loop(name: str) -> None:
             np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["gated delta", "channels"])
+def test_a_decay_makes_no_copy_of_the_state(name: str) -> None:
+    """The factor that all elements of a sum share is outside of the product."""
+    right = goal(name)
+    kernel = right.kernel(())
+    source = generate_cpp(Graph(tuple(right.node.args), right.results(kernel)))
+    size = dim_product(right.node.args[0].shape)
+    assert len(re.findall(rf"float \w+\[{size}\]", source)) == 2
+
+
 @pytest.mark.parametrize("name", AXES)
 def test_the_axes_that_a_step_does_not_mix_are_found(name: str) -> None:
     assert list(parallel_axes(goal(name).body, goal(name).states)) == AXES[name]
@@ -83,7 +97,7 @@ def test_a_kernel_runs_any_number_of_steps() -> None:
             np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize("made", [gated_delta, gated])
+@pytest.mark.parametrize("made", [gated_delta, channels, gated])
 def test_a_kernel_runs_any_number_of_samples(made: Callable[..., onnx.ModelProto]) -> None:
     named, right = loop(made("n1", b="n0")), loop(made(b=2))
     free, read = FreeSizes.of(named), recurrence(right)

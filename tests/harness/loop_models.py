@@ -60,6 +60,20 @@ SHIFTED = """
 """A shift register, whose states change places, with a maximum of each row."""
 
 
+CHANNELS = """
+    g (float[{b}, 2, 3, 16] S0, float[{t}, {b}, 2, 3] Q, float[{t}, {b}, 2, 3] K, float[{t}, {b}, 2, 16] V, float[{t}, {b}, 2, 3] D)
+            => (float[{b}, 2, 3, 16] S, float[{t}, {b}, 2, 16] O) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
+        S, O = Scan<num_scan_inputs = 4, body = step (float[{b}, 2, 3, 16] s, float[{b}, 2, 3] q, float[{b}, 2, 3] k,
+                float[{b}, 2, 16] v, float[{b}, 2, 3] d) => (float[{b}, 2, 3, 16] s2, float[{b}, 2, 16] o) {{
+            d1 = Unsqueeze(d, m1) \n s1 = Mul(s, d1) \n q1 = Unsqueeze(q, m2) \n o1 = MatMul(q1, s1) \n o = Squeeze(o1, m2)
+            k1 = Unsqueeze(k, m1) \n v1 = Unsqueeze(v, m2) \n u = Mul(k1, v1) \n s2 = Add(s1, u)
+        }}>(S0, Q, K, V, D)
+    }}
+"""
+"""Linear attention with a decay for each channel of the keys, whose output is that of the state before."""
+
+
 COUNTED = """
     g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{t}, 2, {n}] Z, float[{n}, {n}] W)
             => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
@@ -93,6 +107,11 @@ def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16, b: int | 
 def gated(t: int | str = 4, n: int = 32, more: str = "", b: int | str = 2) -> onnx.ModelProto:
     """The gated recurrence of `b` samples; `more`: further attributes of its Scan."""
     return parse(GATED.format(t=t, n=n, more=more, b=b))
+
+
+def channels(t: int | str = 4, b: int | str = 1) -> onnx.ModelProto:
+    """Linear attention with decays of channels, of `b` samples."""
+    return parse(CHANNELS.format(t=t, b=b))
 
 
 def recurrent(t: int | str = 4, n: int = 8) -> onnx.ModelProto:
