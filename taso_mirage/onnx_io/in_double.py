@@ -1,4 +1,5 @@
-"""A node with bodies in double precision: its bodies compute with float64 in place of other floats."""
+"""A node with bodies in double precision: its bodies compute with float64 in place of other
+floats."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def in_double(node: ir.Node) -> ir.Node:
 
 
 def ends_by_numbers(node: ir.Node) -> bool:
-    """Whether a node is a Loop whose steps end by a computed condition, or has one in its bodies: in
-    another precision it may have another number of steps."""
+    """Whether a node is a Loop whose steps end by a computed condition, or has one in its bodies:
+    in another precision it may have another number of steps."""
     if node.op_type == "Loop":
         (body,) = bodies(node)
         goes_on, condition = body.outputs[0], body.inputs[FORMAL]

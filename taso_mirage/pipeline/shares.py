@@ -3,7 +3,7 @@ check, a set of kernels in the model. All other time is available to the next st
 
 from __future__ import annotations
 
-from taso_mirage.measure.native import LONG
+from taso_mirage.measure.native import LONG_RUN
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
@@ -85,7 +85,7 @@ def trial_seconds(job: Job, loads: int) -> float:
 def slow_seconds(job: Job) -> float:
     """The smallest number of seconds of a comparison; a slow model needs more time for a few
     rounds."""
-    return FEW * (LONG_RUNS if job.running > LONG else RUNS) * job.running
+    return FEW * (LONG_RUNS if job.running > LONG_RUN else RUNS) * job.running
 
 
 def compared_seconds(job: Job) -> float:

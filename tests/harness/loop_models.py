@@ -71,7 +71,8 @@ CHANNELS = """
         }}>(S0, Q, K, V, D)
     }}
 """
-"""Linear attention with a decay for each channel of the keys, whose output is that of the state before."""
+"""Linear attention with a decay for each channel of the keys; outputs are those of the state
+before."""
 
 
 COUNTED = """
