@@ -209,7 +209,7 @@ def explain(job: Job, result: Result) -> Result:
     listed = explained(result, known, job.progress, left)
     if profiled is not None:
         listed = by_counted_gain(placed_in_model(result, listed, profiled))
-    times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
+    times = operator_times(result, job.config, max(began + seconds - time.monotonic(), 0.0))
     return replace(result, explanations=tuple(listed), times=times, profile=profiled)
 
 
