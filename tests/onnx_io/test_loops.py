@@ -58,6 +58,23 @@ def test_the_number_of_steps_may_be_known_in_a_run_only() -> None:
             assert a.tobytes() == b.tobytes()
 
 
+def test_the_number_of_samples_may_be_known_in_a_run_only() -> None:
+    before = gated_delta("t", b="b")
+    model = as_terms(before)
+    assert "opaque" not in {n.op for n in model.nodes()}
+    after = onnx.load_from_string(serialize(model))
+    for b in (1, 3):
+        feed = random_inputs(model, 0, {"b": b, "t": 4})
+        wanted = run(before, **feed)
+        for x, y in zip(wanted, run(after, **feed), strict=True):
+            assert x.tobytes() == y.tobytes()
+        values = interpret(
+            model.graph.outputs, EXACT, {n: EXACT.load(feed[n.attr("name")]) for n in model.graph.inputs}
+        )
+        for x, output in zip(wanted, model.graph.outputs, strict=True):
+            np.testing.assert_allclose(values[output], x, 1e-4, 1e-5)
+
+
 def test_a_loop_may_have_no_steps() -> None:
     before = counted("t")
     model = as_terms(before)
@@ -104,9 +121,10 @@ REFUSED = {
         }
     """),
     "a size of a run": parse("""
-        g (float[n] s0, float[t, n] x) => (float[n] s) {
-            s = Scan<num_scan_inputs = 1, body = b (float[n] a, float[n] e) => (float[n] a2) {
-                a1 = Mul(a, e) \n a2 = Add(a1, e)
+        g (float[2] s0, float[t, 2] x, int64[1] k) => (float[2] s) {
+            zero = Constant<value = int64[1] {0}>()
+            s = Scan<num_scan_inputs = 1, body = b (float[2] a, float[2] e) => (float[2] a2) {
+                n = Slice(e, zero, k) \n m = ReduceSum(n) \n a1 = Mul(a, m) \n a2 = Add(a1, e)
             }>(s0, x)
         }
     """),

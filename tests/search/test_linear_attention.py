@@ -50,7 +50,7 @@ def attention(rule: str, t: int | str = 3) -> onnx.ModelProto:
     for old, new in RULES[rule]:
         assert old in text
         text = text.replace(old, new)
-    return parse(text.format(t=t, h=2, k=4, v=4))
+    return parse(text.format(t=t, h=2, k=4, v=4, b=1))
 
 
 def found_in(model: Model) -> tuple[Node, Node, LayerCandidate, tuple[RewriteStep, ...]]:
