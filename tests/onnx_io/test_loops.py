@@ -13,6 +13,7 @@ from loop_models import BACKWARD, as_terms, counted, gated, gated_delta, recurre
 from onnx_texts import run
 
 from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.content_terms import opened
@@ -174,3 +175,26 @@ WRONG = {
 def test_a_loop_that_computes_something_else_is_another_term(name: str) -> None:
     assert outputs(parse(TEXT)) == outputs(parse(TEXT))
     assert outputs(parse(TEXT)) != outputs(parse(TEXT.replace(*WRONG[name])))
+
+
+BESIDE = """
+    g (float[2] s0, float[2] r0, float[3, 2] x) => (float[2] p, float[2] q) {
+        s, r, ys = Scan<num_scan_inputs = 1, body = b (float[2] a, float[2] b, float[2] e) => (float[2] a2, float[2] b2, float[2] y) {
+            a2 = Mul(a, e) \n b2 = Sub(b, a) \n y = Neg(b2)
+        }>(s0, r0, x)
+        p, q = Scan<num_scan_inputs = 1, body = c (float[2] m, float[2] n, float[2] f) => (float[2] m2, float[2] n2) {
+            m2 = Mul(m, f) \n n2 = Sub(n, m)
+        }>(s0, r0, ys)
+    }
+"""
+
+
+def test_other_numbers_of_states_are_those_of_one_loop() -> None:
+    """The variables of a loop before it have the same names, and stay."""
+    model = from_memory(parse(BESIDE))
+    view = opened(model)
+    _, last = view(model.graph.outputs)
+    (before,) = {n for n in topological([last]) if n.op == "opaque" and n is not last}
+    others = [each for made, each in view.renumbered(2) if made is last]
+    assert len({*others}) == 2
+    assert all(before in topological([each]) for each in others)
