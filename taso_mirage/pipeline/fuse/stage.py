@@ -30,7 +30,7 @@ from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.fuse.choices import KernelChoices
 from taso_mirage.pipeline.fuse.comparisons import Comparisons, elsewhere_note
 from taso_mirage.pipeline.fuse.kernel_check import KernelCheck
-from taso_mirage.pipeline.fuse.kernel_maker import BULK, KernelMaker
+from taso_mirage.pipeline.fuse.kernel_maker import KernelMaker
 from taso_mirage.pipeline.fuse.kinds import find_kinds
 from taso_mirage.pipeline.fuse.model_trials import ModelTrials
 from taso_mirage.pipeline.fuse.modes import check_mode
@@ -162,8 +162,6 @@ class _Stage:
         return self.result.noted(*self.notes)
 
     def _first(self) -> Mapping[EqualRegions, RegionKernel]:
-        if not self.base.target.on_cores and len(self.kinds.places) <= BULK:
-            return {}  # tuning the best of a few kinds gains more on a GPU, where it takes seconds
         return self.maker.first(lambda done: self.progress("kernels", done, len(self.kinds.places)))
 
     def _makes(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
