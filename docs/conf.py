@@ -34,3 +34,12 @@ html_js_files = ["copy.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+
+
+def skip_constructor(app, what, name, member, skip, options):
+    """Whether a member is left out: nobody makes a `Result` or the like with `__init__`."""
+    return name in ("__init__", "__new__") or None
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", skip_constructor)

@@ -94,7 +94,7 @@ def _run(given: Any, options: Options, deadline: Deadline) -> Result:
     options = replace(options, progress=heard, candidates=seen)
     if options.scheduler is not None:
         with cluster(options.scheduler, options.place) as there:
-            result = optimize_on(there, given, options)
+            result = optimize_on(there, given, options, spread=True)
     else:
         with accounting() as account:
             result = _with_files(given, options, deadline)
@@ -180,9 +180,10 @@ OFTEN = 0.2
 """Seconds between two messages about one stage."""
 
 
-def optimize_on(there: Cluster, given: Any, options: Options) -> Result:
+def optimize_on(there: Cluster, given: Any, options: Options, spread: bool = False) -> Result:
     """The result with its files, made by a worker, which gets the contents of the model's files;
-    this process reads the model and writes the results."""
+    this process reads the model and writes the results. With `spread`, other workers tune kernels
+    for it."""
     if callable(options.may_grow):
         raise InvalidOption("may_grow: a worker of scheduler cannot call a function; give True or False")
     with _TERMS:
@@ -212,6 +213,7 @@ def optimize_on(there: Cluster, given: Any, options: Options) -> Result:
             shown,
             hear=partial(_hear, options),
             stop=options.stop,
+            spread=spread,
         )
         _write_all(Path(folder), files)
         with _TERMS:

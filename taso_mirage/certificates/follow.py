@@ -35,6 +35,9 @@ from taso_mirage.prove.rules.proofs import emptied
 from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
+STATES = 3
+"""The largest number of states of loops that are followed in every order."""
+
 
 @dataclass
 class Followed:
@@ -224,10 +227,13 @@ class _Reader:
 
     def arrive(self, optimized: Model) -> None:
         """Whether the optimized model's outputs are in the classes of the original's."""
-        there = self._opened(optimized)
+        view = self._opened(optimized)
+        there = view(optimized.graph.outputs)
         self._add(there)
+        renamed = [*view.renumbered(STATES)]
+        self._add(each for pair in renamed for each in pair)
         classes = EqualTerms(self.terms)
-        for old, new in (*self._equal, *self._alike()):
+        for old, new in (*self._equal, *renamed, *self._alike()):
             classes.union(old, new)
         classes.close()
         self.found.terms = len(self.terms)
@@ -235,12 +241,12 @@ class _Reader:
             if classes.find(old) is not classes.find(new):
                 raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
 
-    def _opened(self, optimized: Model) -> tuple[Node, ...]:
-        """The optimized model's outputs; every node of it that draws is one of the original's."""
+    def _opened(self, optimized: Model) -> Opened:
+        """The optimized model's terms; every node of it that draws is one of the original's."""
         view = opened(optimized)
-        there = view(optimized.graph.outputs)
+        view(optimized.graph.outputs)
         matched = matching(self.draws, _single(view))
-        return opened(optimized, matched)(optimized.graph.outputs) if matched else there
+        return opened(optimized, matched) if matched else view
 
     def _alike(self) -> Iterator[tuple[Node, Node]]:
         """Weights, and constants of equal content: a small weight is read as a constant."""

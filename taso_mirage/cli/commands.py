@@ -22,7 +22,7 @@ import typer
 from taso_mirage.cli import cache, interrupt, partial, plugin, schema, substitutions, verify
 from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli.optimize import optimize
-from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption, TrustKernels
+from taso_mirage.cli.options import TARGET_NAMES, JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.system.memory import collect_seldom, reuse_memory
 from taso_mirage.system.streams import steady
@@ -115,7 +115,7 @@ def diff(
     target: Annotated[
         str,
         typer.Option(
-            metavar="cpu|cuda|openvino",
+            metavar=TARGET_NAMES,
             help="Target on which both run: cpu, cuda (models optimized for CUDA may need it) or openvino.",
         ),
     ] = "cpu",
@@ -159,7 +159,8 @@ def diff(
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, the execution providers that work on this machine, and the cost cache."""
+    """Show versions, the execution providers that work on this machine, its GPU and compiler, and
+    the cost cache."""
     from taso_mirage.report import inspection
 
     found = inspection.diagnosis()

@@ -107,11 +107,13 @@ def _device(target: str | None) -> Device:
     """
     from taso_mirage.devices.cuda.device import gpu
     from taso_mirage.measure.target import target as target_named
+    from taso_mirage.measure.target import targets_with_kernels
 
     named = target_named(target or ("cpu" if gpu() is None else "cuda"))
     if named.lowering is None:
+        known = ", ".join(targets_with_kernels())
         raise InvalidOption(
-            f"--target {target}: there are no fused kernels for it; the targets with kernels are cpu, cuda"
+            f"--target {target}: there are no fused kernels for it; the targets with kernels are {known}"
         )
     return named.device
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli.interrupt import CtrlC, interruptible, stop_later
-from taso_mirage.cli.options import FIXES, TrustKernels
+from taso_mirage.cli.options import FIXES, TARGET_NAMES, TrustKernels
 from taso_mirage.devices.cpu.options import MOST_THREADS
 from taso_mirage.errors import InvalidOption
 from taso_mirage.system.spending import START, Purpose, accounting, spent, staged
@@ -43,7 +43,7 @@ _Output = Annotated[
 _TargetName = Annotated[
     str,
     typer.Option(
-        metavar="cpu|cuda|openvino",
+        metavar=TARGET_NAMES,
         help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino.",
     ),
 ]

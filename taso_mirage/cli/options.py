@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from taso_mirage.devices.stamp import KNOWN_OPTIONS
+
+TARGET_NAMES = "|".join(KNOWN_OPTIONS)
+"""The targets of this package, as a help text names them."""
 LARGEST_COUNT = 1_000_000_000
 """The largest integer of an option. Counts and numbers of processes must be machine integers."""
 FIXES = "Fix dynamic dimensions, by input (x:1,128) or by name (batch:4); repeatable."

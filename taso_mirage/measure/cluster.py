@@ -36,6 +36,9 @@ start again."""
 LOOK = 0.1
 """Seconds between two looks at a task."""
 TOPIC = "taso-mirage"
+HERE = "inproc:"
+"""The beginning of the addresses of workers that share one process, which does one task at a
+time."""
 
 
 class Asking(Protocol):
@@ -68,6 +71,52 @@ class Line:
                 return self.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The `kind` of all workers and the `target` that they measure; whether messages are for the
+    `command` line; and the `resources` of a task."""
+
+    kind: Mapping[str, str]
+    target: Target | None
+    command: bool
+    resources: Mapping[str, int]
+
+    def submit(
+        self, client: Any, name: str, function: Any, args: tuple[Any, ...], spread: tuple[str, ...] = (), **where: Any
+    ) -> Any:
+        """The future of a task on one of the workers, `where` Dask shall run it."""
+        only = {"resources": self.resources} if self.resources else {}
+        return client.submit(_task, name, self, function, args, spread, key=name, pure=False, **only, **where)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__name__}-{uuid4().hex}"
+
+
+def others() -> Others | None:
+    """The other workers, for a task that may give them work."""
+    return _OTHERS[-1] if _OTHERS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The other workers of a task: a call starts a function of a `Line` and arguments on one of
+    them, and returns its future. Such a task is as one of the command."""
+
+    client: Any
+    pool: _Pool
+    addresses: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.addresses)
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.pool.submit(self.client, _name(function), function, args, workers=self.addresses)
+
+
+_OTHERS: list[Others] = []
+"""The other workers of the task that runs in this process, if it may give them work."""
 _RUNNING: dict[str, Line] = {}
 """The tasks that run in this process, which is a worker."""
 _ALONE = threading.Lock()
@@ -83,6 +132,8 @@ class Cluster:
     kind: Mapping[str, str]
     resources: Mapping[str, int]
     target: Target | None
+    workers: tuple[str, ...] = ()
+    """The addresses of the workers at the start."""
     _heard: dict[str, SimpleQueue[Any]] = field(default_factory=dict)
 
     @property
@@ -94,7 +145,8 @@ class Cluster:
 
     def executor(self) -> Executor:
         """The workers as an executor, for many small tasks."""
-        return cast(Executor, self.client.get_executor(**self._only()))
+        only = {"resources": self.resources} if self.resources else {}
+        return cast(Executor, self.client.get_executor(**only))
 
     def run(
         self,
@@ -102,20 +154,19 @@ class Cluster:
         *args: Any,
         hear: Callable[..., object] = lambda *message: None,
         stop: Asking | None = None,
+        spread: bool = False,
     ) -> Any:
         """The result of `function(line, *args)` on a worker; `hear` is called here with each
         message of its `Line`. Once `stop` is asked, a task that runs is told so, and awaited; one
-        that waits is cancelled.
+        that waits is cancelled. With `spread`, it may give work to the `others()`.
 
         Raises what the function raises, RunFailed where several workers died at it, and
         RuntimeUnavailable where the scheduler or all workers are gone.
         """
-        name = f"{function.__name__}-{uuid4().hex}"
-        heard, command = SimpleQueue[Any](), option("scheduler") != "scheduler"
+        name, heard = _name(function), SimpleQueue[Any]()
         self._heard[name] = heard
-        task = self.client.submit(
-            _task, name, self.kind, self.target, command, function, args, key=name, pure=False, **self._only()
-        )
+        pool = _Pool(self.kind, self.target, option("scheduler") != "scheduler", self.resources)
+        task = pool.submit(self.client, name, function, args, self.workers if spread else ())
         try:
             return self._awaited(name, task, heard, hear, stop)
         except CancelledError as error:
@@ -123,9 +174,6 @@ class Cluster:
         finally:
             del self._heard[name]
             task.cancel()
-
-    def _only(self) -> dict[str, Any]:
-        return {"resources": self.resources} if self.resources else {}
 
     def _awaited(
         self, name: str, task: Any, heard: SimpleQueue[Any], hear: Callable[..., object], stop: Asking | None
@@ -156,20 +204,19 @@ class NotBegun(TasoMirageError):
     """An interrupt came before a worker had begun the task."""
 
 
-def _task(
-    name: str, kind: Mapping[str, str], target: Target | None, command: bool, function: Any, args: tuple[Any, ...]
-) -> Any:
-    """On a worker: the result of a function, if the worker is of the `kind` of the others; messages
-    are for the `command` line, or for Python."""
-    from distributed import get_worker
+def _task(name: str, pool: _Pool, function: Any, args: tuple[Any, ...], spread: tuple[str, ...]) -> Any:
+    """On a worker: the result of a function, if the worker is of the kind of the others."""
+    from distributed import get_client, get_worker
 
     worker = get_worker()
-    if said := _difference("the worker", facts(target), "the others", kind):
+    if said := _difference("the worker", facts(pool.target), "the others", pool.kind):
         raise InvalidOption(f"{worker.address} came later, and {said}; start it at a scheduler of its own kind")
     line = _RUNNING[name] = Line(name, worker)
     threading.Thread(target=line.watch, daemon=True).start()
+    addresses = tuple(each for each in spread if each != worker.address and not each.startswith(HERE))
     try:
-        with _ALONE, for_command_line() if command else nullcontext():
+        with _ALONE, for_command_line() if pool.command else nullcontext():
+            _OTHERS[:] = [Others(get_client(), pool, addresses)] if addresses else []
             return function(line, *args)
     finally:
         line.ended.set()
@@ -207,8 +254,8 @@ def cluster(address: str, target: Target | None) -> Iterator[Cluster]:
     RuntimeUnavailable where the scheduler is lost, or workers die, while an `executor` is used.
     """
     with scheduler_client(address) as client:
-        kind, declared = _kind(client, address, target)
-        made = Cluster(address, client, kind, {RESOURCE: 1} if declared else {}, target)
+        kind, declared, workers = _kind(client, address, target)
+        made = Cluster(address, client, kind, {RESOURCE: 1} if declared else {}, target, workers)
 
         def heard(event: tuple[float, Any]) -> None:
             name, message = event[1]
@@ -227,8 +274,8 @@ def cluster(address: str, target: Target | None) -> Iterator[Cluster]:
             raise RuntimeUnavailable(f"{option('scheduler', address)}: {said}") from None
 
 
-def _kind(client: Any, address: str, target: Target | None) -> tuple[Mapping[str, str], bool]:
-    """The facts of all workers, and whether some declare devices."""
+def _kind(client: Any, address: str, target: Target | None) -> tuple[Mapping[str, str], bool, tuple[str, ...]]:
+    """The facts of all workers, whether some declare devices, and the addresses of those used."""
     try:
         known: dict[str, tuple[dict[str, str], bool, int]] = client.run(_described, target)
     except Exception as error:  # errors of the worker: missing packages, a provider that does not start
@@ -257,7 +304,7 @@ def _kind(client: Any, address: str, target: Target | None) -> tuple[Mapping[str
             f"{option('scheduler', address)}: {busy[0]} would do several tasks at once; "
             "start workers with --nthreads 1, or with --resources device=1"
         )
-    return kind, declared
+    return kind, declared, tuple(used)
 
 
 def _described(target: Target | None, dask_worker: Any) -> tuple[dict[str, str], bool, int]:

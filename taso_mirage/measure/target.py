@@ -8,11 +8,22 @@ from collections.abc import Iterable
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED
 from taso_mirage.targets.cuda.target import CUDA
-from taso_mirage.targets.known import TARGETS, on_threads, target
+from taso_mirage.targets.known import TARGETS, on_threads, target, targets_with_kernels
 from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.protocol import Target
 
-__all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "UNOPTIMIZED", "Target", "on_threads", "target", "target_for"]
+__all__ = [
+    "CPU",
+    "CUDA",
+    "OPENVINO",
+    "TARGETS",
+    "UNOPTIMIZED",
+    "Target",
+    "on_threads",
+    "target",
+    "target_for",
+    "targets_with_kernels",
+]
 
 
 def target_for(target: Target, operators: Iterable[str]) -> Target:

@@ -4,26 +4,89 @@ and a node without a definition is a term of its content over its operands and i
 The outputs of a body are terms over the captured outer terms and over its formal inputs, which are
 variables named by their positions. A fact about all values of these variables holds in every
 iteration. Therefore two nodes with bodies are equal if their other parts are equal and their
-bodies' outputs are equal terms.
+bodies' outputs are equal terms. A result of a loop is a node of the states on which it depends, so
+what a loop computes besides makes no difference. Operators whose definition is a loop are opened as
+that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import onnx_ir as ir
 
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.content import Draw, NodeContent
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import ABSENT, Graph, Node, substitute, topological, variable, weight, with_args
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    Type,
+    is_part,
+    substitute,
+    topological,
+    variable,
+    weight,
+    with_args,
+)
+from taso_mirage.onnx_io.attributes import attribute_value, meant
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
 from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
-from taso_mirage.onnx_io.loops import STEP, CountedLoop, counted_loop, step_at, step_leaves
+from taso_mirage.onnx_io.loops import CountedLoop, bound_at, counted_loop, renumbered, state_leaves, step_leaves
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.operators.ops import traits
+from taso_mirage.operators.interpret import definition
+from taso_mirage.operators.ops import Call, by_onnx, get, traits
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLoop:
+    """A loop: its states before the first step, variables for them, the outputs of one step as
+    terms over these, the elements of the sequences at a variable place and the other operands, the
+    steps in words, and the types of the results."""
+
+    firsts: Sequence[Node]
+    leaves: Sequence[Node]
+    outputs: Sequence[Node]
+    steps: str
+    types: Sequence[Type]
+
+    def result(self, index: int, numbers: Sequence[int] | None = None) -> Node:
+        """A result as a node of the states on which it depends: their first values, their new
+        values, and for a result of all steps its value in one. What is equal for all values of the
+        variables is equal in every step, and so are the states, by induction: they begin as equal
+        ones. `numbers`: other numbers for the states, whose variables have their numbers as names.
+        """
+        last, kept = index < len(self.firsts), self._needed(index)
+        at = dict(zip(kept, kept if numbers is None else numbers, strict=True))
+        order = sorted(kept, key=at.__getitem__)
+        names = {self.leaves[i]: renumbered(self.leaves[i], at[i]) for i in order}
+        wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
+        made = substitute(wanted, names)
+        which = f"the last state {order.index(index)}" if last else "the values"
+        content = NodeContent("a result of a loop", f"{which} of {self.steps}", (("body", len(made)),))
+        return Node("opaque", (*(self.firsts[i] for i in order), *made), (("call", content),), self.types[index])
+
+    def _needed(self, index: int) -> list[int]:
+        """The states on which a result depends."""
+        kept = {index} if index < len(self.firsts) else set[int]()
+        waiting = [self.outputs[index]]
+        while waiting:
+            below = set(topological([waiting.pop()]))
+            more = {i for i, leaf in enumerate(self.leaves) if leaf in below} - kept
+            kept |= more
+            waiting += [self.outputs[i] for i in more]
+        return sorted(kept)
+
+    def renumbered(self, index: int, most: int) -> Iterator[Node]:
+        """A result with all other numbers of its states below `most`: other names of the same
+        variables."""
+        needed = self._needed(index)
+        yield from (self.result(index, each) for each in permutations(range(most), len(needed)))
 
 
 @dataclass(slots=True)
@@ -46,6 +109,8 @@ class Opened:
     path: tuple[tuple[str, str], ...] = ()
     bodies: dict[tuple[Node, str], Opened] = field(default_factory=dict)
     """The bodies of nodes that were opened, by the node and the attribute."""
+    loops: dict[Node, OpenedLoop] = field(default_factory=dict)
+    results: dict[Node, tuple[OpenedLoop, int]] = field(default_factory=dict)
     done: dict[Node, Node] = field(default_factory=dict)
 
     def __call__(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -58,14 +123,49 @@ class Opened:
     def _opened(self, node: Node) -> Node:
         if node in self.leaves:
             return self.leaves[node]
-        if node is STEP:
-            return step_at(len(self.path) + 1)
+        if node.op == "input":
+            return bound_at(node, len(self.path) + 1)
         if node.op == "weight":
             return weight(self.name(node.attr("name")), node.tensor)
         args = tuple(self.done[a] for a in node.args)
+        if node.op == "opaque":
+            return self._opaque(node, args)
+        return self._of_operator(with_args(node, args))
+
+    def _of_operator(self, node: Node) -> Node:
+        """A term over terms that are opened."""
         if traits(node).lowering is Lowering.STEPS:
-            return self._term_loop(node, args)
-        return self._opaque(node, args) if node.op == "opaque" else with_args(node, args)
+            return self._term_loop(node)
+        if not is_part(node):
+            return node
+        if traits(node.args[0]).stays:
+            return self._defined(node)
+        loop = self.loops.get(node.args[0])
+        if loop is None:
+            return node
+        return self._result(loop, node.attr("index"))
+
+    def _result(self, loop: OpenedLoop, index: int) -> Node:
+        made = loop.result(index)
+        self.results.setdefault(made, (loop, index))
+        return made
+
+    def renumbered(self, most: int) -> Iterator[tuple[Node, Node]]:
+        """The results of loops of up to so many states, each with itself by other names of its
+        variables."""
+        for made, (loop, index) in self.results.items():
+            if len(loop.firsts) <= most:
+                yield from ((made, each) for each in loop.renumbered(index, most))
+
+    def _defined(self, node: Node) -> Node:
+        """A result of an operator whose definition is a loop."""
+        inner = definition(node, parts=True)
+        if inner is None:
+            raise Unsupported(f"{node.args[0].op} has no definition by other operators")
+        done = {a: a for a in node.args[0].args}
+        for each in topological([inner], stop=done):
+            done[each] = self._of_operator(with_args(each, tuple(done[a] for a in each.args)))
+        return done[inner]
 
     def name(self, name: str) -> str:
         """The name of a weight: the digest of its content."""
@@ -75,27 +175,41 @@ class Opened:
             self.arrays[self.names[name]] = given
         return self.names[name]
 
-    def _term_loop(self, term: Node, args: Sequence[Node]) -> Node:
+    def _term_loop(self, term: Node) -> Node:
         """A loop that is a term of its body."""
         body: Graph = term.attr("body")
-        leaves = step_leaves(term, args, len(self.path) + 1)[1]
+        leaves = step_leaves(term, term.args, len(self.path) + 1)[1]
         outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
         states = term.attr("states")
-        return _loop(args[:states], outputs, args[states].shape[0], term.attr("backward"), term)
+        return self._loop(term.args[:states], outputs, term.args[states].shape[0], term.attr("backward"), term)
 
     def _node_loop(self, counted: CountedLoop, term: Node, args: Sequence[Node]) -> Node:
         """A loop that is a node, whose body is opened over the leaves of a step."""
         made = self.inside(counted.body, term, tuple(args))
         self.bodies[term, counted.body.attribute] = made
         states = args[counted.first : counted.first + counted.states]
-        outputs = made(counted.outputs)
-        return _loop(states, outputs, counted.count, counted.backward, term)
+        return self._loop(states, made(counted.outputs), counted.count, counted.backward, term)
+
+    def _loop(self, firsts: Sequence[Node], outputs: Sequence[Node], count: Dim, backward: int, term: Node) -> Node:
+        """A loop, or its only result."""
+        types = term.type if isinstance(term.type, tuple) else (term.tensor,)
+        leaves = state_leaves(firsts, len(self.path) + 1)
+        made = OpenedLoop(firsts, leaves, outputs, f"{count} steps{' from the last one' * backward}", types)
+        if not isinstance(term.type, tuple):
+            return self._result(made, 0)
+        content = NodeContent("a loop", made.steps, (("body", len(outputs)),))
+        loop = Node("opaque", (*firsts, *outputs), (("call", content),), term.type)
+        self.loops[loop] = made
+        return loop
 
     def _opaque(self, term: Node, args: tuple[Node, ...]) -> Node:
         counted = counted_loop(self.model, term)
         if counted is not None:
             return self._node_loop(counted, term, args)
         call: OpaqueCall = term.attr("call")
+        stays = self._that_stays(term, args[: len(call.node.inputs)])
+        if stays is not None:
+            return stays if isinstance(term.type, tuple) else self._defined(get("item").term(stays, index=0))
         header: ir.Model = self.model.header
         reader = NodeReader(header.functions, {**self.model.opsets, **call.opsets})
         opened = self._bodies(term, args)
@@ -108,6 +222,20 @@ class Opened:
         content = NodeContent(repr(call), digest, bodies, self._draw(call.node))
         inside = [node for found in outputs.values() for node in found]
         return Node("opaque", (*args[:count], *captured, *inside), (("call", content),), term.type)
+
+    def _that_stays(self, term: Node, args: tuple[Node, ...]) -> Node | None:
+        """The term of a node whose operator's definition is a loop."""
+        node: ir.Node = term.attr("call").node
+        found = [each for each in by_onnx().get((node.domain, node.op_type), ()) if each.traits.stays]
+        if not found or (node.domain, node.op_type, node.overload) in self.model.header.functions:
+            return None
+        attrs = {name: meant(name, attribute_value(name, a)) for name, a in node.attributes.items()}
+        try:
+            made = found[0].from_onnx(Call(node.op_type, args, attrs, self.model.opsets.get(node.domain, 0)))
+        except (IllTyped, Undecidable, Unsupported):
+            return None
+        types = term.type if isinstance(term.type, tuple) else (term.type,)
+        return made if isinstance(made.type, tuple) and made.type[: len(types)] == types else None
 
     def _draw(self, node: ir.Node) -> Draw | None:
         """The random draw of a node; None if the node draws nothing."""
@@ -140,16 +268,6 @@ class Opened:
             formal = _as(steps[i], leaf) if i < len(steps) else formal
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
         return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
-
-
-def _loop(states: Sequence[Node], outputs: Sequence[Node], count: Dim, backward: int, term: Node) -> Node:
-    """A loop as a node of its first states and of one step: the outputs of its body as terms over
-    variables for the states, the elements of the sequences at a variable place, and the other
-    operands. What is equal for all values of these is equal in every step, and so are the states,
-    by induction: they begin as equal ones."""
-    said = f"{count} steps{' from the last one' * backward}, {len(states)} states"
-    content = NodeContent("a loop", said, (("body", len(outputs)),))
-    return Node("opaque", (*states, *outputs), (("call", content),), term.type)
 
 
 def _as(outer: Node, leaf: Node) -> Node:

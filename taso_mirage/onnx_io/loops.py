@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,13 +45,36 @@ STEP = variable("step of a loop", Tensor("int64", ()))
 """The place of a step in the sequences of a loop, in equalities that hold for every place."""
 
 
+BOUND = re.compile(r"(?P<whose>step|state (?P<number>\d+)) of a loop(?P<depth> at depth \d+)?")
+"""The names of the variables of loops: a place, and the states. Without a depth they stand in
+equalities, for a loop at any depth."""
+
+
 def step_at(depth: int) -> Node:
     """The place of a step in the terms of a loop so many levels inside of a model."""
     return variable(f"step of a loop at depth {depth}", Tensor("int64", ()))
 
 
-def _states(given: Sequence[Node], depth: int) -> list[Node]:
-    return [variable(f"state {i} of a loop at depth {depth}", x.tensor) for i, x in enumerate(given)]
+def state_leaves(given: Sequence[Node], depth: int = 0) -> list[Node]:
+    """Variables for the states of a loop so many levels inside of a model."""
+    where = f" at depth {depth}" if depth else ""
+    return [variable(f"state {i} of a loop{where}", x.tensor) for i, x in enumerate(given)]
+
+
+def bound_at(leaf: Node, depth: int) -> Node:
+    """An input of a model, or a variable of equalities, in terms at a depth: the place and the
+    states of loops are at this depth, and no input has such a name."""
+    name = leaf.attr("name")
+    found = BOUND.fullmatch(name)
+    if found is None:
+        return leaf
+    return variable(f"{name} at depth {depth}" if found["depth"] is None else f"input {name}", leaf.tensor)
+
+
+def renumbered(state: Node, number: int) -> Node:
+    """The variable of a state with another number."""
+    found = BOUND.fullmatch(state.attr("name"))
+    return state if found is None else variable(f"state {number} of a loop{found['depth'] or ''}", state.tensor)
 
 
 def step_leaves(loop: Node, args: Sequence[Node], depth: int = 0) -> tuple[Node, tuple[Node, ...]]:
@@ -60,7 +84,7 @@ def step_leaves(loop: Node, args: Sequence[Node], depth: int = 0) -> tuple[Node,
     states, end = loop.attr("states"), loop.attr("states") + loop.attr("sequences")
     step = step_at(depth) if depth else STEP
     elements = [term("gather", x, step, axis=0) for x in args[states:end]]
-    return step, (*_states(args[:states], depth), *elements, *args[end:])
+    return step, (*state_leaves(args[:states], depth), *elements, *args[end:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +104,7 @@ class CountedLoop:
         """The terms that the formal inputs of the body stand for, by the operands of the loop: of a
         Loop the place of the step and true before the states, of a Scan elements after them."""
         end, formal = self.first + self.states, len(self.body.formal)
-        states = _states(args[self.first : end], depth)
+        states = state_leaves(args[self.first : end], depth)
         if self.first:
             return (step_at(depth), constant(True), *states)
         return (*states, *(term("gather", x, step_at(depth), axis=0) for x in args[end:formal]))

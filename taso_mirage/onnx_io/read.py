@@ -218,7 +218,7 @@ class _Reader:
             raise Unsupported("the model places the node on devices")
         if node.domain == "" and node.op_type in ("Constant", "Identity"):  # which values of any type have
             return self._constant(node) if node.op_type == "Constant" else self.value(node.inputs[0])
-        candidates = by_onnx().get((node.domain, node.op_type), ())
+        candidates = [c for c in by_onnx().get((node.domain, node.op_type), ()) if not c.traits.stays]
         if not candidates:
             raise Unsupported("no operator specification")
         attrs = {name: meant(name, attribute_value(name, a)) for name, a in node.attributes.items()}

@@ -23,11 +23,11 @@ STATES: Mapping[tuple[str, str], Sequence[int]] = {
 def without_zeros(node: ir.Node, operands: Sequence[Node]) -> list[Node]:
     """The operands of a node; initial states of zeros are left out."""
     places = STATES.get((node.domain, node.op_type), ())
-    return [ABSENT if i in places and _zero(each) else each for i, each in enumerate(operands)]
+    return [ABSENT if i in places and is_zero(each) else each for i, each in enumerate(operands)]
 
 
-def _zero(term: Node) -> bool:
+def is_zero(term: Node) -> bool:
     """Whether all elements are known to be zero."""
     if term.op == "constant":
         return uniform_value(term) == 0
-    return bool(term.args) and moves(term.op) and all(map(_zero, term.args))
+    return bool(term.args) and moves(term.op) and all(map(is_zero, term.args))

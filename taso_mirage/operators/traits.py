@@ -85,12 +85,14 @@ class Traits:
     Runtime round operands to fewer digits than they have, which the definition does not. `domains`:
     How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function. Without an
     entry here the attribute's own name is the key. `lowering`: the rule of code generators for the
-    operator besides its definition.
+    operator besides its definition. `stays`: A model's nodes of the operator stay as they are, for
+    its definition is a loop; only a certificate opens them (`onnx_io/content_terms.py`).
     """
 
     windowed: bool = False
     updates: int | None = None
     lowering: Lowering | None = None
+    stays: bool = False
     kernel: int | None = None
     initializer: bool = False
     layout: bool = False

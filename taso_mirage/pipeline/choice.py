@@ -48,7 +48,7 @@ INTERRUPTED = (
     "interrupted: there was no time to measure whether the model is faster; it was chosen by its predicted cost"
 )
 UNMEASURED = "the model was not measured: no time was left; it was chosen by its predicted cost"
-PREDICTED = "too close to be told apart by runs: predicted costs decided"
+PREDICTED = "the runs do not show for sure which one is faster: predicted costs decided"
 PROMISING = 0.98
 """The share of a cost below which a predicted cost counts as faster."""
 LIKELY = 2

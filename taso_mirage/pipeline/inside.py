@@ -21,14 +21,13 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
 from taso_mirage.onnx_io.invariants import without_invariants
-from taso_mirage.onnx_io.loops import as_scan
+from taso_mirage.pipeline.loops import rewrite_loops
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import search_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, unseen
-from taso_mirage.search.hoisting import hoisted_loop
 from taso_mirage.search.steps import BODIES, BodySteps, RewriteStep
 from taso_mirage.system.files import file_name
 
@@ -59,8 +58,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     """The steps that put optimized bodies in the place of others; the rest of the searches' time is
     for the stages after it."""
     model, moved = _move_out(job, problem.model)
-    model, hoisted = hoist(job, problem, model)
-    moved += hoisted
+    model, loops = rewrite_loops(job, problem, model, partial(_model_seconds, original, cases[0]) if cases else None)
+    moved += loops
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
         return tuple(moved)
@@ -95,28 +94,6 @@ def _move_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
         f"{label_of(found, step.new[0])}: terms that no iteration changes are computed once" for step in steps
     ]
     return found, steps
-
-
-def hoist(job: Job, problem: Problem, model: Model) -> tuple[Model, list[RewriteStep]]:
-    """The model after terms that no state changes have moved out of loops over sequences, and the
-    steps; the problem gets the weights of the bodies."""
-    outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
-    table: dict[Node, Node] = {}
-    for node in model.nodes() if job.config.measure else ():
-        (current,) = substitute((node,), table)
-        found = as_scan(replace(model, weights=problem.weights), current)
-        made = None if found is None else hoisted_loop(found.term, problem.proofs)
-        if found is not None and made is not None:
-            problem.weights.update(found.weights)
-            table[node] = made.term
-            outputs = substitute(outputs, {current: made.term})
-            origins |= {made.term: origins[node]} if node in origins else {}
-            steps.append(RewriteStep((BODIES,), (current,), (made.term,), obligations=made.obligations))
-            label = label_of(model, node)
-            job.remarks.append(f"{label}: terms that its states do not change are computed for all steps at once")
-    if not steps:
-        return model, steps
-    return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
 
 
 def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[CheckCase]) -> list[_Place]:
@@ -172,6 +149,11 @@ def _seconds(session: Session, case: CheckCase) -> float:
     run = session.prepared(case.inputs)
     run()
     return min(run() for _ in range(3))
+
+
+def _model_seconds(original: Session, case: CheckCase, model: Model) -> float:
+    """The time of a model on the original's target."""
+    return _seconds(Session(serialize(model), original.target), case)
 
 
 def _seconds_of(place: _Place) -> float:

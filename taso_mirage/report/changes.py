@@ -157,6 +157,9 @@ def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Ite
     if step.equations in ((FOLDING,), (HALVES,)):
         yield from (ChangedRegion(step.equations, (pair,), None) for pair in pairs)
         return
+    if step.over is not None:
+        yield ChangedRegion(step.equations, pairs, step.over)
+        return
     taken = [_in_direction(name, equations) for name in step.equations if name != FOLDING]
     known = [e for e in taken if e is not None]
     inner = _innermost(pairs, known if len(known) == len(taken) else ())

@@ -12,7 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.devices.cpu.compiler import compiler
+from taso_mirage.devices.cuda.device import gpu
+from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.refusals import shown_sizes
@@ -23,6 +25,8 @@ from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
 from taso_mirage.system.terminal import plural
+from taso_mirage.system.wording import option
+from taso_mirage.targets.cuda.target import CUDA
 from taso_mirage.version import __version__
 
 LISTED = 8
@@ -160,7 +164,7 @@ RUNTIME = re.compile(
 """The names of packages that contain ONNX Runtime."""
 OTHERS = (
     "several builds of ONNX Runtime are installed ({}), of which the last one that was installed is imported, with files of the "
-    "others: uninstall all, and install one again"
+    "others: pip uninstall -y {}, and install one again"
 )
 
 
@@ -189,6 +193,8 @@ def diagnosis() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "device": session.device(),
+        "gpu": None if (found := gpu()) is None else found.name,
+        "compiler": _compiler(),
         "providers": {p: p in working for p in session.child_providers()},
         "operators": len(load_specs()),
         "laws": len(laws()),
@@ -199,6 +205,32 @@ def diagnosis() -> dict[str, Any]:
         "runtime_wheels": runtime_wheels(),
         "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
     }
+
+
+def _compiler() -> str | None:
+    """The command of the C++ compiler; None if there is none."""
+    try:
+        return " ".join(compiler())
+    except RuntimeUnavailable:
+        return None
+
+
+def _gpu_line(found: Mapping[str, Any]) -> str:
+    """The GPU, and the next step if ONNX Runtime does not use it."""
+    name, works = found["gpu"], found["providers"].get(CUDA.provider)
+    if name is None:
+        return f"GPU: no NVIDIA GPU with a driver; {option('target', CUDA.name)} does not run here"
+    if works is None:
+        return f"GPU: {name}; this build of ONNX Runtime is for CPUs: install the extra `cuda` in a new environment"
+    return f"GPU: {name}" + ("" if works else "; ONNX Runtime does not start on it: install the extra `cuda`")
+
+
+def _wheel_lines(wheels: Sequence[str]) -> Iterator[str]:
+    """The package that ONNX Runtime is from; with several, that they disturb each other."""
+    if len(wheels) > 1:
+        yield OTHERS.format(" and ".join(wheels), " ".join(wheel.split()[0] for wheel in wheels))
+    elif wheels:
+        yield f"ONNX Runtime is from the package {wheels[0]}"
 
 
 def _entries(path: Path) -> int:
@@ -213,13 +245,17 @@ def show_diagnosis(found: Mapping[str, Any]) -> None:
     console = Console()
     lines = [f"taso-mirage {found['taso-mirage']}, Python {found['python']}, {found['device']}"]
     lines += [f"  {name} {version}" for name, version in found["versions"].items()]
+    lines += _wheel_lines(found["runtime_wheels"])
     lines += ["execution providers:"]
     lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
+    lines += [_gpu_line(found)]
+    lines += [
+        f"C++ compiler: {found['compiler'] or 'none, so there are no fused kernels for a CPU; install g++ or clang++'}"
+    ]
     lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
     lines += [f"{found['substitutions']} generated substitutions"]
     lines += [f"operators of {file}" for file in found["operator_files"]]
     lines += [f"plug-in {each}" for each in found["plugins"]]
-    lines += [OTHERS.format(" and ".join(found["runtime_wheels"]))] if len(found["runtime_wheels"]) > 1 else []
     cache = found["cache"]
     lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
     for line in lines:

@@ -139,7 +139,7 @@ class Result:
     def __repr__(self) -> str:
         """One line; `notes`, `changes` and `timing` have the rest."""
         files = f"; written to {', '.join(map(str, self.written))}" if self.written else ""
-        return f"<Result: {self.outcome}, {self.terms_before} to {self.terms_after} terms{files}>"
+        return f"<Result: {self.outcome}, {self.terms_before} to {self.terms_after} operators{files}>"
 
     def _repr_html_(self) -> str:
         """The result as a table, for notebooks."""
@@ -147,7 +147,7 @@ class Result:
         how = "predicted" if self.timing is None else "measured"
         rows = [
             ("result", self.outcome),
-            ("terms", f"{self.terms_before} to {self.terms_after}"),
+            ("operators", f"{self.terms_before} to {self.terms_after}"),
             (f"{how} time", f"{before * 1e3:.3g} ms to {after * 1e3:.3g} ms"),
             ("changes", ", ".join(f"{name} ({n})" for name, n in self.equations.items()) or "none"),
             *(("note", note) for note in self.notes),

@@ -115,8 +115,11 @@ def search_facts(result: Result) -> dict[str, str]:
 def search_line(result: Result) -> str:
     """The counts of the search in one line."""
     statistics = result.statistics
+    explored = (
+        plural(statistics.states, "e-node") if statistics.gaps else f"{plural(statistics.states, 'state')} explored"
+    )
     counts = (
-        f"{plural(statistics.parts, 'subgraph')} ({statistics.distinct} distinct), {statistics.states} {_explored(result)}, "
+        f"{plural(statistics.parts, 'subgraph')} ({statistics.distinct} distinct), {explored}, "
         f"{plural(statistics.matches, 'match', 'matches')} in {result.searched:.2f} s"
     )
     return "; ".join([counts, *(f"{name}: {text}" for name, text in _search_ends(result).items())])

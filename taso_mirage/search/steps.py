@@ -28,6 +28,7 @@ class RewriteStep:
     already rewritten. `details`: the steps of one equation each that this one is made of, where
     they are known. `inside`: the changes of the bodies of the node that was replaced.
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
+    `over`: the terms for all values of which the equality holds, where they are known.
     """
 
     equations: tuple[str, ...]
@@ -37,6 +38,7 @@ class RewriteStep:
     details: tuple[RewriteStep, ...] = ()
     inside: tuple[BodySteps, ...] = field(default=(), compare=False, repr=False)
     obligations: tuple[RewriteStep, ...] = field(default=(), compare=False, repr=False)
+    over: frozenset[Node] | None = field(default=None, compare=False, repr=False)
 
     @property
     def table(self) -> dict[Node, Node]:

@@ -44,6 +44,11 @@ def target(name: str) -> Target:
     return made
 
 
+def targets_with_kernels() -> list[str]:
+    """The names of this package's targets for which there are fused kernels."""
+    return [name for name, each in TARGETS.items() if each.lowering is not None]
+
+
 def on_threads(target: Target, threads: int) -> Target:
     """The target with a number of threads for each run.
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from onnx_ir.tensor_adapters import from_torch_dtype
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.targets.cuda.session import PLAIN, graph_run
 from taso_mirage.torch.cuda_graphs import TURN, CapturedRun, CapturedWhereFaster
 
@@ -230,7 +231,10 @@ def _places(session: Any, device: Any) -> list[Any]:
     """The memory in which a session reads each input.
 
     A value in other memory is copied when it is bound, and not again while the binding is used.
+    Raises Unsupported where ONNX Runtime is older than 1.24, which does not tell.
     """
+    if not hasattr(session, "get_input_memory_infos"):
+        raise Unsupported("it needs ONNX Runtime 1.24 or newer, which says where a session reads its inputs")
     names = [each.name.lower() for each in session.get_input_memory_infos()]
     return [device if device.type in name and "pinned" not in name else torch.device("cpu") for name in names]
 

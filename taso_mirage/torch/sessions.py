@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class Sessions:
             if isinstance(error, InvalidOption) and not isinstance(error, InputsRefused):
                 raise
             raise Unsupported(f"its model does not run: {error}") from error
-        return result
+        return replace(result, written=())  # the file goes with its folder
 
     def _open_exported(self, parts: Sequence[PrecisionPart]) -> Calls:
         """Calls of the parts as they were exported."""

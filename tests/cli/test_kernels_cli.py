@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from scripts import script
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from models.workloads import BEYOND, PAPER, command
@@ -34,6 +35,7 @@ from taso_mirage.regions.fragments import INPUTS, OPERATORS
 from taso_mirage.regions.kernel_regions import KernelRegion, kernel_regions
 from taso_mirage.regions.survey import survey
 from taso_mirage.rewriting.text import parse_graph
+from taso_mirage.targets.known import targets_with_kernels
 from taso_mirage.verdicts import Evidence
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
@@ -238,8 +240,15 @@ def test_without_a_gpu_times_and_programs_are_the_cpus(
 
 
 def test_a_target_without_kernels_has_none_to_list(model: Path) -> None:
-    with pytest.raises(InvalidOption, match="--target openvino: there are no fused kernels for it"):
+    known = ", ".join(targets_with_kernels())
+    said = f"--target openvino: there are no fused kernels for it; the targets with kernels are {known}"
+    with pytest.raises(InvalidOption, match=f"^{said}$"):
         CliRunner().invoke(app, ["kernels", str(model), "--target", "openvino"], catch_exceptions=False)
+
+
+def test_the_help_names_the_targets_with_kernels() -> None:
+    options = get_command(app).commands["kernels"].params
+    assert [each.metavar for each in options if each.name == "target"] == ["|".join(targets_with_kernels())]
 
 
 def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

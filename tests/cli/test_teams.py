@@ -258,6 +258,7 @@ def test_the_build_context_has_what_the_wheel_is_made_of(tmp_path: Path) -> None
     for name in re.findall(r'^"([\w/.]+)" = "taso_mirage/', text, re.MULTILINE):
         assert (made / name).exists()
     assert fnmatch.filter([p.name for p in made.iterdir()], "*.toml") == ["pyproject.toml"]
+    assert {"hatch_build.py", "LICENSE"} <= {p.name for p in made.iterdir()}
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ class Here:
         self.names: list[str] = []
         self.alone = Lock()
 
-    def run(self, function: Any, *args: Any, hear: Any, stop: Any = None) -> Any:
+    def run(self, function: Any, *args: Any, hear: Any, stop: Any = None, spread: bool = False) -> Any:
         if stop is not None and stop.asked:
             raise NotBegun("interrupted")
         self.names.append(function.__name__)
@@ -208,6 +208,27 @@ def test_two_workers_of_which_one_is_killed_give_the_bytes_of_one_process(tmp_pa
         assert there.processes[0].wait(60) != 0
     for i in range(4):
         assert (tmp_path / "there" / f"{i}.onnx").read_bytes() == (tmp_path / "local" / f"{i}.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_another_worker_tunes_kernels_of_a_model(tmp_path: Path) -> None:
+    """Two workers with homes and caches of their own: one measures the model and has all kernels
+    then."""
+    shapes = ("64,256", "128,256", "96,384", "64,512", "32,1024", "160,160")
+    inputs, outputs = (", ".join(f"float[{shape}] {name}{i}" for i, shape in enumerate(shapes)) for name in "xy")
+    body = "".join(
+        f"a{i} = Sigmoid(x{i}) b{i} = Mul(a{i}, x{i}) c{i} = Tanh(b{i}) d{i} = Add(c{i}, x{i}) y{i} = Mul(d{i}, b{i})"
+        for i in range(len(shapes))
+    )
+    head = '<ir_version: 8, opset_import: ["" : 17]>'
+    onnx.save(onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}"), tmp_path / "m.onnx")
+    with pool(tmp_path / "pool", 2, pinned=True) as there:
+        _, result = taso_mirage.optimize(
+            tmp_path / "m.onnx", budget=120.0, kernels="search", scheduler=there.address, return_result=True
+        )
+    assert any(note.startswith("other workers tuned ") for note in result.notes), result.notes
+    kept = [len([*(tmp_path / "pool").glob(f"worker{i}/cache/kernels/*.json")]) for i in (0, 1)]
+    assert sorted(kept) == [0, len(shapes)]
 
 
 @pytest.mark.slow

@@ -121,9 +121,10 @@ OWN = {
     "ir/mugraph.py": {"accumulate", "combine", "kernel", "running_max"},
     "report/leftover.py": {"conv", "gemm", "matmul"},
     "devices/cpu/device.py": {"skip_layer_norm", "skip_layer_norm_sum", "skip_rms_norm", "skip_rms_norm_sum"},
+    "torch/precision.py": {"conv", "matmul", "rnn"},
 }
 """The parts of a muGraph's body besides operators, as `KINDS` has them for a term; words of a
-report; facts about a runtime's kernels, each by its operator."""
+report; facts about a runtime's kernels, each by its operator; names of PyTorch's settings."""
 
 
 @pytest.mark.lint("taso_mirage", "op_specs")

@@ -9,7 +9,7 @@ from typing import Any
 from bodies import parse
 
 from taso_mirage.onnx_io.files import from_memory
-from taso_mirage.pipeline.inside import hoist
+from taso_mirage.pipeline.loops import rewrite_loops
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.steps import replay
 
@@ -32,7 +32,7 @@ def test_every_loop_of_a_chain_gets_lighter() -> None:
     model = from_memory(parse(CHAIN))
     job: Any = SimpleNamespace(config=SimpleNamespace(measure=True), remarks=[])
     problem: Any = SimpleNamespace(weights=dict(model.weights), proofs=Proofs(None))
-    found, steps = hoist(job, problem, model)
+    found, steps = rewrite_loops(job, problem, model)
     assert [n.op for n in found.nodes() if n.op not in ("input", "item")] == [
         "tanh",
         "scan",

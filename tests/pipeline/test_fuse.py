@@ -211,7 +211,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
 ) -> None:
     def cut(share: float) -> None:
         for file in (cache_path().parent / "kernels").iterdir():
-            file.write_text(json.dumps({**json.loads(file.read_text()), choices.CUT: share}))
+            file.write_text(json.dumps({**json.loads(file.read_text()), choices.CUT_SHORT: share}))
 
     class Counted(searches.Search):
         def __init__(self, *args: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
     assert not asked
     assert kernels(fused(result, CONFIG, "search")) == 2
     assert len(asked) == 2
-    assert not any(choices.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
+    assert not any(choices.CUT_SHORT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
 
 
 def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

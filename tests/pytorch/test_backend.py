@@ -771,3 +771,8 @@ def test_inputs_lie_where_the_session_reads_them() -> None:
     gpu, host = torch.device("cuda:0"), torch.device("cpu")
     assert calls_of_sessions._places(Session(), gpu) == [gpu, host, host]
     assert calls_of_sessions._places(Session(), host)[1] == host
+
+
+def test_an_old_runtime_is_said() -> None:
+    with pytest.raises(Unsupported, match=r"it needs ONNX Runtime 1\.24 or newer"):
+        calls_of_sessions._places(object(), torch.device("cpu"))

@@ -90,6 +90,7 @@ def test_a_second_length_takes_what_the_first_found(asked: list[dict[str, Any]])
     assert first.changed
     assert second.changed
     assert first.equations == second.equations
+    assert (first.written, second.written) == ((), ())  # their files were temporary
     assert "rules" not in asked[0]
     assert {each.name for each in asked[1]["rules"]} == set(first.equations)
     assert (asked[1]["effort"], asked[1]["measure"], asked[1]["kernels"]) == ("quick", False, "off")

@@ -29,6 +29,7 @@ from typer.main import get_command
 import taso_mirage
 from taso_mirage import errors
 from taso_mirage.cli.commands import app
+from tests import new_user
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(
@@ -226,6 +227,22 @@ def test_the_page_of_commands_has_every_option() -> None:
     assert [name for name in commands if f"{name}" not in text] == []
     options = {o for each in commands.values() for p in each.params for o in p.opts if o.startswith("--")}
     assert sorted(o for o in options if f"`{o}" not in text and f", `{o}" not in text) == []
+
+
+@pytest.mark.lint("docs", "tests")
+def test_the_first_session_has_the_commands_of_today() -> None:
+    """`python -m tests.new_user FOLDER --page` writes it."""
+    text = new_user.PAGE.read_text()
+    assert text.startswith(new_user.INTRODUCTION)
+    said = [line for line in new_user.FIRST.splitlines() if f"$ {line}" not in text]
+    said += [each.text for each in new_user.commands(new_user.QUICK) if each.shown() not in text]
+    assert said == []
+
+
+@pytest.mark.slow
+def test_a_new_user_gets_through(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.new_user", tmp_path / "user"], cwd=ROOT)
+    assert done.returncode == 0
 
 
 # ---------------------------------------------------------------- the page of errors

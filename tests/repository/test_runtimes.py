@@ -97,8 +97,9 @@ class Runtime:
 
 def declared() -> str:
     """The oldest ONNX Runtime of pyproject.toml, the same for all of its wheels."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    builds = read["tool"]["hatch"]["metadata"]["hooks"]["custom"]["onnxruntime"]
+    lines = [*builds["gpu"], *builds["cpu"], *read["project"]["optional-dependencies"]["cuda"]]
     (least,) = {m[1] for m in (re.match(r"onnxruntime(?:-gpu)?(?:\[.*\])?>=([\d.]+)", line) for line in lines) if m}
     return least
 

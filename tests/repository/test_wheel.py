@@ -17,11 +17,16 @@ from pathlib import Path
 
 import onnx
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
+from packaging.requirements import Requirement
 
 from taso_mirage.version import __version__
 
 ROOT = Path(__file__).parents[2]
 
+VARIABLE = "TASO_MIRAGE_BUILD"
+LINUX = {"sys_platform": "linux", "platform_machine": "x86_64"}
 START = """
 import runpy, sys
 dependencies, *sys.argv = sys.argv[1:]
@@ -105,6 +110,18 @@ def files(folder: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
+@pytest.mark.parametrize(("build", "package"), [("", "onnxruntime-gpu"), ("cpu", "onnxruntime")])
+def test_a_wheel_requires_one_build_of_the_runtime(build: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, build)
+    lines = [Requirement(each) for each in ProjectMetadata(str(ROOT), PluginManager()).core.dependencies]
+    there = [each.name for each in lines if each.marker is None or each.marker.evaluate(LINUX)]
+    assert [name for name in there if name.startswith("onnxruntime")] == [package]
+    assert "onnx" in there
+    monkeypatch.setenv(VARIABLE, "tpu")
+    with pytest.raises(ValueError, match="TASO_MIRAGE_BUILD=tpu is not known; it is one of gpu, cpu"):
+        ProjectMetadata(str(ROOT), PluginManager()).core.dependencies  # noqa: B018
+
+
 def test_installed_copy_optimizes_a_model(installed: Path, layer: Path, tmp_path: Path) -> None:
     written = tmp_path / "mini.onnx"
     outputs = ("-o", written, "--report", tmp_path / "page.html")
@@ -132,7 +149,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of_and_no_tests(sdist: Path, whe
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
     tops = {path.name for path in folder.iterdir()}
-    described = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "PKG-INFO"}
+    described = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "hatch_build.py", "PKG-INFO"}
     assert tops - {".gitignore"} == {"taso_mirage", "op_specs", "substitutions", "docs"} | described
     again = built(folder, "wheel", tmp_path / "dist")
     assert contents(again) == contents(wheel)

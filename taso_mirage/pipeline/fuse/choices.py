@@ -26,7 +26,8 @@ from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.free import FreeSizes, at_sizes_of
 from taso_mirage.mugraph.horizontal import FusedGoal, fused_goals
 from taso_mirage.mugraph.verification import AGAIN, verified_mugraph
-from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.pipeline.fuse.other_workers import OtherWorkers
+from taso_mirage.pipeline.fuse.searches import CUT_SHORT, SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.search import Budget
@@ -59,6 +60,11 @@ class KernelRecords:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, TasoMirageError):
             return None
         return None
+
+    def keep_from(self, record: Record, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
+        """Write a choice that another worker made, and return it if it computes its goal."""
+        write_file(self._path(graph, free, measured), json.dumps(record))
+        return self.record(graph, free, measured)
 
     def keep(self, record: Record, graph: Graph, free: FreeSizes | None, measured: Measured) -> None:
         """Write the choice for a goal."""
@@ -103,11 +109,6 @@ def _digest(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-CUT = "cut short at"
-"""The name in a choice's record for the seconds that it had, if they were not enough: none, if it
-is predicted."""
-
-
 class KernelsEnded(Exception):
     """The end of a search by an interrupt, or by the end of the time."""
 
@@ -122,6 +123,7 @@ class KernelChoices:
         self.backend, self.prepared, self.searching, self.budget = backend, prepared, searching, budget
         self.choices = KernelRecords(target, backend.key)
         self.searches: Searches | None = None
+        self.others: OtherWorkers | None = None
         self._lanes: dict[tuple[Graph, FreeSizes | None, bool], list[FusedGoal]] = {}
         self._predicted: dict[SearchedGoal, Record] = {}
 
@@ -137,7 +139,11 @@ class KernelChoices:
 
     def unknown(self, kind: EqualRegions) -> list[SearchedGoal]:
         """The lanes of a kind whose kernels are not on disk from a search with enough time."""
-        return [each for each in self._goals(kind) if CUT in (self.choices.record(*each, kind.measured) or (CUT,))]
+        return [
+            each
+            for each in self._goals(kind)
+            if CUT_SHORT in (self.choices.record(*each, kind.measured) or (CUT_SHORT,))
+        ]
 
     def is_known(self, kind: EqualRegions) -> bool:
         """Whether the kernels of all lanes of a kind are on disk."""
@@ -170,7 +176,7 @@ class KernelChoices:
 
         def kept() -> Record:
             self._predicted[goal] = wait()
-            record = {**self._predicted[goal], CUT: 0.0}
+            record = {**self._predicted[goal], CUT_SHORT: 0.0}
             self.choices.keep(record, *goal, kind.measured)
             return record
 
@@ -181,8 +187,8 @@ class KernelChoices:
         faster."""
         for goal in self._goals(kind):
             known = self.choices.record(*goal, kind.measured) or {}
-            if goal in self._predicted and known.get(CUT) != 0.0:
-                cut = {CUT: known[CUT]} if CUT in known else {}
+            if goal in self._predicted and known.get(CUT_SHORT) != 0.0:
+                cut = {CUT_SHORT: known[CUT_SHORT]} if CUT_SHORT in known else {}
                 self.choices.keep({**self._predicted[goal], **cut}, *goal, kind.measured)
 
     def fastest(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
@@ -218,20 +224,23 @@ class KernelChoices:
         disk if it was found before, in enough time, or in at least half of the time of now.
         """
         known = self.choices.record(*goal, kind.measured)
-        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        enough = known is not None and 2 * known.get(CUT_SHORT, math.inf) >= share
         if not self.searching or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
         searched = self._search(goal, share, kind)
         return None if searched is None else (searched, True)
 
     def _search(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
+        there = None if self.others is None else self.others.take(goal, self.backend.key)
+        if there is not None and (kept := self.choices.keep_from(there, *goal, kind.measured)) is not None:
+            return kept
         end = time.monotonic() + share
         found = [] if self.searches is None else self.searches(goal[0], share / 2, self._goes_on, goal[1])
         if not found:
             return None
         record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
         if time.monotonic() > end:
-            record[CUT] = share
+            record[CUT_SHORT] = share
         self.choices.keep(record, *goal, kind.measured)
         return record
 

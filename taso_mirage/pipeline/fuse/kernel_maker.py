@@ -17,11 +17,13 @@ from typing import TypeVar
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.lowering.backend import Backend, Record
+from taso_mirage.measure.cluster import others
 from taso_mirage.measure.target import Target
 from taso_mirage.pipeline.fuse import region_times
 from taso_mirage.pipeline.fuse.choices import KernelChoices, KernelsEnded
 from taso_mirage.pipeline.fuse.kinds import Kinds, RegionVariant, around_libraries
 from taso_mirage.pipeline.fuse.order import StageTime
+from taso_mirage.pipeline.fuse.other_workers import OtherWorkers, SharedGoal
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, possible_seconds
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.regions.batches import EqualRegions
@@ -89,6 +91,20 @@ class KernelMaker:
                 goals |= dict.fromkeys(self.choices.unknown(each.kind))
         seconds, device = self.time.budget.left() / 3, self.backend.device
         return Searches(list(goals), device, seconds, self.backend.searching, self.kinds.prepared, ready)
+
+    def other_workers(self, target: Target, rounding: bool) -> OtherWorkers | None:
+        """The other workers of a scheduler, with the goals of the kinds that may save most first;
+        None without any. A kernel gets as much of the time there as here."""
+        if (found := others()) is None or not self.time.searching:
+            return None
+        goals: dict[SearchedGoal, SharedGoal] = {}
+        for kind in sorted(self.kinds.variants, key=lambda kind: -self.kinds.possible[kind]):
+            for each in self.kinds.variants[kind]:
+                with contained(" ".join(each.operators), self.report):
+                    for goal in self.choices.unknown(each.kind):
+                        if goal[0] not in self.kinds.prepared:
+                            goals.setdefault(goal, SharedGoal(goal, each.kind.sizes))
+        return OtherWorkers(found, target, rounding, goals.values(), self.time.of_a_kernel)
 
     def first(self, progress: Callable[[int], None]) -> dict[EqualRegions, RegionKernel]:
         """The kernels that are predicted to be the fastest, of all kinds for which there is time,

@@ -54,6 +54,11 @@ class StageTime:
         left = self.budget.left() if self.searching else math.inf
         return min(left - self.trial * self.reserve, child().deadline.last() - self.trial)
 
+    def of_a_kernel(self) -> float:
+        """The seconds for a kernel on another worker, after which it can be tried in the model."""
+        left = self.left() - self.trial
+        return min(max(PART * left, KERNEL), left)
+
     def late(self) -> bool:
         """Whether less time is left than for a trial and a check of a set of kernels."""
         return self.left() < self.trial

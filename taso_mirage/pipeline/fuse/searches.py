@@ -27,6 +27,9 @@ SearchedGoal = tuple[Graph, FreeSizes | None]
 BEST, FIRST = 24, 2
 """The number of muGraphs of a region that are compiled and run; and of those of which the first one
 with a program is compiled before any is run."""
+CUT_SHORT = "cut short at"
+"""The name in a choice's record for the seconds that it had, if they were not enough: none, if it
+is predicted."""
 LATE = 30.0
 """Seconds beyond its share after which a search is ended without a result; it ends by itself only
 between two candidates."""

@@ -13,8 +13,8 @@ example.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from taso_mirage.devices.cuda.options import ROUNDED
@@ -43,6 +43,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
+from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
 
@@ -102,7 +103,8 @@ class _Stage:
         self.notes: list[str] = []
         base = result if result.changed or result.normal is None else result.of(result.normal)
         sizes = result.workloads[0][0]
-        backend = backend.rounding() if ROUNDED in result.target.options else backend
+        self.rounding = ROUNDED in result.target.options
+        backend = backend.rounding() if self.rounding else backend
         kinds = find_kinds(base.model, sizes, backend, spent.over, self._report)
         spent.reserve = once and config.elsewhere and kinds.model is not base.model
         self.base, self.kinds = replace(base, model=kinds.model), kinds
@@ -129,7 +131,7 @@ class _Stage:
 
     def run(self, ready: Workers | None) -> Result:
         model, maker, budget = None, self.maker, self.time.budget
-        with closing(maker.backend), closing(maker.searches(ready)) as maker.choices.searches:
+        with closing(maker.backend), closing(maker.searches(ready)) as maker.choices.searches, self._other_workers():
             self.order = KernelOrder(
                 self.kinds.possible,
                 maker.known(),
@@ -160,6 +162,19 @@ class _Stage:
         with contained("the model", self._report):
             return self._check(model)
         return self.result.noted(*self.notes)
+
+    @contextmanager
+    def _other_workers(self) -> Iterator[None]:
+        """Other workers tune kernels while the block runs."""
+        asked = self.maker.other_workers(self.result.target, self.rounding)
+        self.maker.choices.others = asked
+        try:
+            yield
+        finally:
+            if asked is not None:
+                asked.close()
+                if asked.taken:
+                    self.notes.append(f"other workers tuned {plural(asked.taken, 'kernel')}")
 
     def _first(self) -> Mapping[EqualRegions, RegionKernel]:
         return self.maker.first(lambda done: self.progress("kernels", done, len(self.kinds.places)))

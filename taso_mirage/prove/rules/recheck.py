@@ -220,7 +220,9 @@ def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
         judged = sum(cases.values())
         lines.append(f"bounded: {judged} of {judged + compared} cases, the others compared in numbers")
     seconds = [v.seconds for v in verdicts]
-    lines.append(f"median {median(seconds):.3f} s, slowest {max(seconds):.2f} s, all {sum(seconds):.1f} s")
+    lines.append(
+        f"time of a rule: median {median(seconds):.3f} s, slowest {max(seconds):.2f} s, all {sum(seconds):.1f} s"
+    )
     return "\n".join(lines)
 
 
