@@ -5,6 +5,7 @@ import numpy as np
 from op_specs.arithmetic import add, mul
 from op_specs.gather import gather
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.dims import learn
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Tensor, constant, numpy_dtype, substitute, variable
 from taso_mirage.meanings.shapes import SHAPES
@@ -47,11 +48,15 @@ def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int 
 
 
 def run_body(xp, body: Graph, given):
-    """The outputs of a step."""
+    """The outputs of a step, whose sizes are those of its operands."""
     values = {ABSENT: None, **dict(zip(body.inputs, given, strict=True))}
+    sizes = {}
+    for leaf, x in zip(body.inputs, given, strict=True):
+        if all(isinstance(n, int) for n in xp.shape(x)):
+            learn(leaf.shape, xp.shape(x), sizes)
     for node in body:
         if node not in values:
-            values[node] = interpret_term(node, xp, [values[a] for a in node.args])
+            values[node] = interpret_term(node, xp, [values[a] for a in node.args], sizes)
     return [values[o] for o in body.outputs]
 
 

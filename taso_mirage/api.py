@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import InvalidModel, InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cluster import Cluster, Line, cluster
 from taso_mirage.measure.cost_cache import proofs_path
@@ -68,6 +68,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     evidence and notes. A rewrite that fails the check is left out; `result.failure` names it, or a
     warning if `return_result` is false. Raises TasoMirageError.
     """
+    if isinstance(model, str) and not model:
+        raise InvalidModel("the path of the model is empty; name the file")
     began = time.monotonic()
     asked = options_of(options)
     found = _run(model, asked, Deadline(asked.budget, began=began if asked.began is None else asked.began))

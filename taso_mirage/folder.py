@@ -365,6 +365,8 @@ def _page(output: Path) -> Path:
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise OutputError(f"cannot make the folder {folder}: it is a file; name another output") from None
     except OSError as error:
         raise OutputError(f"cannot make {folder}: {error.strerror or error}; name another output") from None
 

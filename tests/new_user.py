@@ -1,6 +1,6 @@
 """A new user's first minutes: a virtual environment, a wheel of this checkout with its dependencies
-from an index, the quick start, and the tutorial of an operator, away from the checkout; with
-REQUIREMENT also the extra `torch` of the wheel, and the pages about PyTorch.
+from an index, the quick start, and the tutorials, away from the checkout; with REQUIREMENT also the
+extra `torch` of the wheel, and the pages about PyTorch.
 
     python -m tests.new_user FOLDER [REQUIREMENT]
     python -m tests.new_user FOLDER --page
@@ -25,10 +25,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 QUICK = "docs/quickstart.md"
-PAGES = (QUICK, "docs/tutorials/operator.md")
+TUTORIALS = tuple(f"docs/tutorials/{name}.md" for name in ("slow_model", "kernels", "rule", "operator", "tensorrt"))
+PAGES = (QUICK, *TUTORIALS, "docs/json.md", "docs/folders.md")
 TORCH = ("docs/torch.md", QUICK)
 """The pages of which the blocks that import PyTorch run once the extra is there."""
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?<!-->\n)^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A block without a mark above it (`slow`, `not run`)."""
 IMPORT, TESTS = "import torch", "pytest"
 """Texts of blocks that need the extra, and of those that need the checkout."""
 FIRST = """python3 -m venv .venv

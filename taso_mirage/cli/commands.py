@@ -15,22 +15,34 @@ import time
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from taso_mirage.cli import cache, interrupt, partial, plugin, schema, substitutions, verify
 from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli.optimize import optimize
 from taso_mirage.cli.options import TARGET_NAMES, JsonOption, ModelFile, ShapeOption, TrustKernels
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.system.memory import collect_seldom, reuse_memory
 from taso_mirage.system.streams import steady
 from taso_mirage.system.terminal import one_line, say, say_lines
 from taso_mirage.system.wording import for_command_line
 from taso_mirage.version import __version__
 
+
+class _Commands(TyperGroup):
+    """The commands; a model in place of one is said."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and os.path.exists(args[0]):
+            raise InvalidOption(f"{args[0]} is no command; for a model write: taso-mirage optimize {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=True,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -185,6 +197,8 @@ def main(began: float | None = None) -> None:
     try:
         try:
             with for_command_line():
+                if "" in sys.argv[1:]:  # as a path, it would be the folder of now
+                    raise InvalidOption("an argument is empty: leave it out, or give the variable a value")
                 app(obj=time.monotonic() if began is None else began)
         except SystemExit:
             sys.stdout.flush()  # a full disk can still be reported here

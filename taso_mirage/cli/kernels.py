@@ -247,7 +247,8 @@ def _known(path: Path, device: Device) -> dict[Graph, Mapping[str, Any]]:
             raise SyntaxProblem(f"not a checkpoint of `taso-mirage kernels`, version {VERSION}")
         return known_regions(kept.get("regions"), device)
     except (OSError, ValueError, TasoMirageError) as error:
-        raise InvalidOption(f"--checkpoint {path}: {error}; name another file, or remove it") from None
+        said = f"no JSON: {error}" if isinstance(error, ValueError) else str(error)
+        raise InvalidOption(f"--checkpoint {path}: {said}; name another file, or remove it") from None
 
 
 def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[Surveyed]) -> None:
@@ -337,7 +338,8 @@ def _region(i: int, each: Surveyed) -> Iterator[str]:
     for kernel in each.kernels:
         grid, cluster, loop = (kernel.attr(name) for name in ("grid", "cluster", "loop"))
         clusters = f" in clusters of {cluster}" if cluster > 1 else ""
-        yield f"    kernel of {' x '.join(map(str, grid))} blocks{clusters}" + (f", loop of {loop}" if loop > 1 else "")
+        blocks = plural(grid[0], "block") if len(grid) == 1 else f"{' x '.join(map(str, grid))} blocks"
+        yield f"    kernel of {blocks}{clusters}" + (f", loop of {loop}" if loop > 1 else "")
     evidence, seconds = each.found.evidence, each.found.seconds
     yield (
         f"    predicted {_micro(seconds)} instead of {_micro(each.apart)} ({each.apart / seconds:.1f} times); "

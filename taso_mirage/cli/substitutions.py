@@ -73,7 +73,7 @@ def list_(
         try:
             get(name)
         except KeyError as error:
-            raise InvalidOption(f"--operator {name}: {error.args[0]}") from None
+            raise InvalidOption(f"--operator {name}: {error.args[0]}; rules have names such as matmul") from None
     rules = _rules(library)
     families = {r.family for r in rules}
     for name in family or []:

@@ -13,9 +13,11 @@ from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.forms.base.form import Form, IsWanted, Users
+from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_part, variable
 from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.parallel_axes import AxisPlace, parallel_axes
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import get, term, traits
@@ -88,14 +90,7 @@ class Recurrence:
             variable(f"t{i}", Tensor(x.dtype, _part(x, axes, cuts)))
             for i, (x, axes) in enumerate(zip(self.node.args, places, strict=True))
         ]
-        end = self.states + self.node.attr("sequences")
-        leaves = {
-            leaf: variable(f"x{i}", Tensor(t.dtype, t.shape[1:] if self.states <= i < end else t.shape))
-            for i, (leaf, t) in enumerate(zip(self.body.inputs, tiles, strict=True))
-        }
-        step = Graph(tuple(leaves.values()), _at_sizes(self.body, leaves))
-        inner = term(OPERATOR, *tiles, **{**dict(self.node.attrs), "body": step})
-        own = Graph(tuple(tiles), self.results(inner))
+        own = Graph(tuple(tiles), self.results(self.over(tiles)))
         omap = tuple(tuple(_number(cut[1][o]) for cut in cuts) for o in range(len(self.types)))
         imap = tuple(tuple(map(_number, axes)) for axes in places)
         grid = tuple(cut[2] for cut in cuts) or (1,)
@@ -104,14 +99,24 @@ class Recurrence:
             imap, omap = ((-1,),) * len(tiles), ((-1,),) * len(self.types)
         return term("kernel", *self.node.args, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
 
-    def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]]:
+    def over(self, tiles: Sequence[Node]) -> Node:
+        """This loop over operands of other sizes."""
+        end = self.states + self.node.attr("sequences")
+        leaves = {
+            leaf: variable(f"x{i}", Tensor(t.dtype, t.shape[1:] if self.states <= i < end else t.shape))
+            for i, (leaf, t) in enumerate(zip(self.body.inputs, tiles, strict=True))
+        }
+        step = Graph(tuple(leaves.values()), _at_sizes(self.body, leaves))
+        return term(OPERATOR, *tiles, **{**dict(self.node.attrs), "body": step})
+
+    def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], Dim]]:
         """The axes whose parts are apart, each with its places in operands and results, and its
         size."""
         end, found = self.states + self.node.attr("sequences"), []
         for inputs, outputs in parallel_axes(self.body, self.states):
             ins = tuple(_moved(p, self.states <= i < end) for i, p in enumerate(inputs))
             outs = tuple(_moved(p, i >= self.states) for i, p in enumerate(outputs))
-            found.append((ins, outs, int(self.node.args[0].shape[ins[0] or 0])))
+            found.append((ins, outs, self.node.args[0].shape[ins[0] or 0]))
         return found
 
     def cuts(self) -> Iterator[tuple[LoopCut, ...]]:
@@ -120,7 +125,8 @@ class Recurrence:
         known: set[tuple[LoopCut, ...]] = set()
         for wanted in BLOCKS:
             made: list[LoopCut] = []
-            for ins, outs, n in self.axes()[:GRID]:
+            for ins, outs, whole in self.axes()[:GRID]:
+                n = int(whole)
                 before = prod(cut[2] for cut in made)
                 inner = (ins[0] or 0) == len(self.node.args[0].shape) - 1
                 parts = [k for k in range(1, n + 1) if n % k == 0 and (not inner or n // k >= min(n, VECTOR))]
@@ -209,9 +215,8 @@ def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...]) -> Evidence | Failur
 
 def recurrence(goal: Graph) -> Recurrence | None:
     """Read a goal that is a loop over inputs of float32 and of fixed sizes; None for others."""
-    found = {o.args[0] if is_part(o) else o for o in goal.outputs}
-    node = found.pop()
-    if found or traits(node).lowering is not Lowering.STEPS or not set(node.args) <= set(goal.inputs):
+    node = _loop(goal)
+    if node is None:
         return None
     types = [a.tensor for a in node.args]
     if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
@@ -219,6 +224,36 @@ def recurrence(goal: Graph) -> Recurrence | None:
     if int(node.args[node.attr("states")].shape[0]) < 1 or len(set(node.args)) < len(node.args):
         return None
     return Recurrence(node)
+
+
+def _loop(goal: Graph) -> Node | None:
+    """The only term of a goal, if it is a loop over its inputs."""
+    node, *others = {o.args[0] if is_part(o) else o for o in goal.outputs}
+    if others or traits(node).lowering is not Lowering.STEPS or not set(node.args) <= set(goal.inputs):
+        return None
+    return node
+
+
+def _follows(goal: Graph, named: Graph, free: FreeSizes) -> bool:
+    """Whether the blocks of a goal's kernels run every size of `named`: each of its free sizes, but
+    for the number of steps, is that of an axis whose parts are apart, and a block has one element
+    of it, for which the step of both is the same."""
+    mine, node = recurrence(goal), _loop(named)
+    if mine is None or node is None:
+        return False
+    every, found = Recurrence(node), False
+    axes = {n: (ins, outs) for ins, outs, n in every.axes() if isinstance(n, Symbolic)}
+    if not axes.keys() >= {n for leaf in every.body.inputs for n in leaf.shape if isinstance(n, Symbolic)}:
+        return False
+    for cuts in mine.cuts():
+        tiles = mine.kernel(cuts).attr("body").inputs
+        units = [(ins, outs) for ins, outs, _ in cuts if tiles[0].shape[ins[0] or 0] == 1]
+        if not all(places in units for places in axes.values()):
+            continue  # a muGraph of this grid has no free sizes
+        if mine.over(tiles) != every.over(tiles):
+            return False
+        found = True
+    return found
 
 
 def _members(node: Node, users: Users, wanted: IsWanted, sizes: Mapping[str, int]) -> list[Node]:
@@ -229,4 +264,4 @@ def _no_class(node: Node) -> TemplateInstance:
     raise Unsupported("a loop outside of a kernel's blocks, in C++")
 
 
-FORM = Form(CpuProgram(OPERATOR, _no_class), recurrence, _members)
+FORM = Form(CpuProgram(OPERATOR, _no_class), recurrence, _members, follows=_follows)

@@ -81,7 +81,7 @@ def import_cache(source: Path, folder: Path | None = None) -> CacheContents:
     Raises InvalidOption for a file that is no such archive; then nothing was added.
     """
     if not source.is_file():
-        raise InvalidOption(f"{source}: no such file")
+        raise InvalidOption(f"{source}: no such file; check the path")
     try:
         with opened_archive(source, LARGEST) as archive:
             costs, files = _checked(archive)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
@@ -19,20 +20,23 @@ from taso_mirage.system.wording import option
 
 LARGEST = 1e6
 """The largest number of an output that counts as usual."""
+NUDGE, MOVED = 2.0**-20, 1e-2
+"""A change of the inputs by about a rounding, and the largest change of an output that counts as
+usual, both relative to a number, or to 1."""
 SCALES = (1.0, 1 / 16)
 """The lengths of the rows of inputs that are tried."""
 
 
 def with_usual_draws(model: Model, session: Session, sizes: Mapping[str, int]) -> tuple[Model, str | None]:
     """The model with smaller random numbers for the inputs that its loops read, if its outputs are
-    not finite, or very large, on normal ones; and a remark that says so."""
+    not finite, very large, or chaotic on normal ones; and a remark that says so."""
     read = _read_by_loops(model)
     if not read:
         return model, None
     usual = _usual_share(model, session, sizes)
     if usual is None or usual == 1:
         return model, None
-    said = f"on normal numbers {usual:.0%} of the outputs' elements are finite and at most {LARGEST:g}"
+    said = f"on normal numbers {usual:.0%} of the outputs' elements are at most {LARGEST:g} and bear rounding"
     for scale in SCALES:
         made = replace(model, scales=dict.fromkeys(read, scale))
         now = _usual_share(made, session, sizes)
@@ -53,16 +57,28 @@ def _read_by_loops(model: Model) -> list[str]:
 
 
 def _usual_share(model: Model, session: Session, sizes: Mapping[str, int]) -> float | None:
-    """The share of the elements of float outputs that are finite and not very large; None where
-    there are none, or the model does not run."""
+    """The share of the elements of float outputs that are finite, not very large, and nearly the
+    same on inputs that are nudged; None where there are none, or the model does not run."""
+    inputs = random_inputs(model, SEEDS[0], sizes)
+    nudged = {name: _nudged(each) if _is_floats(each) else each for name, each in inputs.items()}
     try:
-        outputs = session.run(random_inputs(model, SEEDS[0], sizes))
+        runs = [session.run(each) for each in (inputs, nudged)]
     except TasoMirageError:
         return None
-    arrays = [np.asarray(each) for each in outputs if _is_floats(each)]
-    count = sum(array.size for array in arrays)
-    usual = sum(int((np.abs(array.astype(np.float64)) <= LARGEST).sum()) for array in arrays)
-    return usual / count if count else None
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(*runs, strict=True) if _is_floats(a)]
+    count = sum(int(a.size) for a, _ in pairs)
+    return sum(_count_of_usual(a, b) for a, b in pairs) / count if count else None
+
+
+def _nudged(array: NDArray[Any]) -> NDArray[Any]:
+    return (array.astype(np.float64) * (1 + NUDGE)).astype(array.dtype)
+
+
+def _count_of_usual(a: NDArray[Any], b: NDArray[Any]) -> int:
+    if a.shape != b.shape:
+        return 0
+    with np.errstate(invalid="ignore"):
+        return int(((np.abs(a) <= LARGEST) & (np.abs(a - b) <= MOVED * np.maximum(1, np.abs(a)))).sum())
 
 
 def _is_floats(value: Any) -> bool:

@@ -22,7 +22,7 @@ __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version"
 T = TypeVar("T")
 SETTLED = 0.003
 """Seconds of uncounted runs of a model after other models ran."""
-LONG = 0.5
+LONG_RUN = 0.1
 """Seconds of a run that counts as it is."""
 ALIGNED = 64
 """Bytes: a line of a cache."""
@@ -32,7 +32,7 @@ def turn(run: Callable[[], float]) -> float:
     start = time.perf_counter()
     first = run()  # a run with cold caches is not counted, unless it is so long that they do not matter
     if first > 10 * SETTLED:
-        return first if first > LONG else run()
+        return first if first > LONG_RUN else run()
     counted: list[float] = []
     while len(counted) < 5:
         taken = run()

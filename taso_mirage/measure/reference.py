@@ -19,7 +19,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
-from taso_mirage.onnx_io.walk import bodies
+from taso_mirage.onnx_io.in_double import ends_by_numbers
 from taso_mirage.operators.interpret import interpret, unfolded
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
@@ -205,14 +205,15 @@ def _run_alone(session: Session, operands: Mapping[Node, Node], values: Mapping[
 
 def _has_a_double(node: Node) -> bool:
     """Whether an opaque term may be one of float64 in place of other floats: operands and results
-    are floats, and neither a body, nor an attribute, nor the element type of a sequence or an
-    optional value tells another dtype. A value of an unknown type may be such a value."""
+    are floats, and neither an attribute, nor the element type of a sequence or an optional value
+    tells another dtype; a value of an unknown type may be such a value. A Loop that a computed
+    condition ends may have other steps in float64."""
     call = node.attr("call")
     results = node.type if isinstance(node.type, tuple) else (node.type,)
     types = [*(a.type for a in node.args if a is not ABSENT), *results]
     floats = [t for t in types if isinstance(t, Tensor) and is_float(t.dtype)]
     inside = any(isinstance(t, Tensor) and t.dtype.startswith(("Sequence", "Optional", "unknown")) for t in types)
-    told = inside or bodies(call.node) or TOLD & {*call.node.attributes}
+    told = inside or ends_by_numbers(call.node) or TOLD & {*call.node.attributes}
     return len(floats) > 1 and not told
 
 

@@ -52,8 +52,7 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
         order = range(len(runs)) if len(times[0]) % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)
-            _settle(runs[i])
-            times[i].append(float(np.median([runs[i]() for _ in range(BLOCK)])))
+            times[i].append(_turn(runs[i]))
     first = float(np.median(times[0]))
     return [first, *(first / compared_times([times[0]], [each], [1.0]).sure for each in times[1:])]
 
@@ -83,12 +82,18 @@ def _runner(content: Source, target: Target, seed: int) -> Callable[[], float]:
     return run
 
 
-def _settle(run: Callable[[], float]) -> None:
-    """Warm up."""
+def _turn(run: Callable[[], float]) -> float:
+    """Seconds of a run: the median of a block after runs to warm up. Of runs that take LONG seconds
+    fewer are enough, and one that does counts as it is."""
     end = time.perf_counter() + SETTLED
-    run()
+    if (first := run()) >= LONG:
+        return first
     while time.perf_counter() < end:
         run()
+    times = [run()]
+    while len(times) < BLOCK and sum(times) < LONG:
+        times.append(run())
+    return float(np.median(times))
 
 
 def random_feed(session: Session | RuntimeSession, seed: int) -> Arrays:

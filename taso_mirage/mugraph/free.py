@@ -232,7 +232,7 @@ def free_tiles(
     return {label: tile(label, size) for label, size in tiles.items()}
 
 
-def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+def at_sizes(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
     """A muGraph at sizes of its names, which its tiles divide.
 
     Raises IllTyped where they do not.
@@ -272,7 +272,7 @@ def _typed(node: Node, shape: Shape) -> Node:
     return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
 
 
-def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]) -> Graph:
+def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, Dim]) -> Graph:
     done: dict[Node, Node] = {ABSENT: ABSENT, **inputs}
     for node in topological([*graph.inputs, *graph.outputs]):
         if node not in done and not node.args:
@@ -283,11 +283,13 @@ def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]
             attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
             if traits(node).lowering is Lowering.KERNEL:
                 attrs["body"] = _with_whole_tiles(node, args, sizes)
+                grid = fixed(node.attr("grid"), sizes)
+                attrs["grid"] = tuple([_blocks(node, args, g, count) for g, count in enumerate(grid)])
             done[node] = term(node.op, *args, **attrs)
     return Graph(tuple([done[x] for x in graph.inputs]), tuple([done[o] for o in graph.outputs]))
 
 
-def _with_whole_tiles(kernel: Node, args: Sequence[Node], sizes: Mapping[str, int]) -> Graph:
+def _with_whole_tiles(kernel: Node, args: Sequence[Node], sizes: Mapping[str, Dim]) -> Graph:
     """The body of a kernel, whose tiles that are whole along a dim of an operand are whole there
     for other operands, too."""
     body: Graph = kernel.attr("body")
@@ -298,7 +300,17 @@ def _with_whole_tiles(kernel: Node, args: Sequence[Node], sizes: Mapping[str, in
     return _rebuilt(body, leaves, sizes)
 
 
-def _attribute(value: object, sizes: Mapping[str, int]) -> object:
+def _blocks(kernel: Node, args: Sequence[Node], g: int, count: Dim) -> Dim:
+    """The number of blocks along a dim of a grid: of blocks of one element, the size of the
+    operand's dim that they cut."""
+    for leaf, arg, axes in zip(kernel.attr("body").inputs, args, kernel.attr("imap"), strict=True):
+        size: Dim = arg.shape[axes[g]] if axes[g] >= 0 and leaf.shape[axes[g]] == 1 else count
+        if isinstance(size, Symbolic):
+            return size
+    return count
+
+
+def _attribute(value: object, sizes: Mapping[str, Dim]) -> object:
     return at_sizes(value, sizes) if isinstance(value, Graph) else fixed(value, sizes)
 
 

@@ -240,13 +240,13 @@ def with_bodies(model: Model, term: Node, changed: Sequence[ChangedBody]) -> Nod
         ir.AttrGraph(name, made[name]) if name in made else copy_attribute(a)
         for name, a in call.node.attributes.items()
     ]
-    node = _host(call.node, attributes)
+    node = host(call.node, attributes)
     captured = tuple(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
     args = (*term.args[: len(call.node.inputs)], *(values[v] for v in captured))
     return Node("opaque", args, (("call", OpaqueCall(node, captured, opsets)),), lambda: term.type)
 
 
-def _host(old: ir.Node, attributes: Sequence[ir.Attr]) -> ir.Node:
+def host(old: ir.Node, attributes: Sequence[ir.Attr]) -> ir.Node:
     """A node like the old one with other attributes, in no graph."""
     inputs = [None if v is None else ir.Value(name=v.name, type=v.type, shape=v.shape) for v in old.inputs]
     outputs = [ir.Value(name=v.name, type=v.type, shape=v.shape) for v in old.outputs]

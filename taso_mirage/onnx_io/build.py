@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_computed, variable
+from taso_mirage.onnx_io.in_double import in_double
 from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.walk import bodies, called_functions
@@ -46,7 +47,10 @@ def isolated(
             type = Tensor("float64", arg.tensor.shape) if wide else arg.tensor
             leaves[variable(f"operand_{len(leaves)}", type)] = arg
     inverse = {old: new for new, old in leaves.items()}
-    alone = Node("opaque", tuple(inverse.get(a, a) for a in node.args), node.attrs, lambda: node.type)
+    attrs = node.attrs
+    if double and bodies(call.node):
+        attrs = (("call", OpaqueCall(in_double(call.node), call.captured, call.opsets)),)
+    alone = Node("opaque", tuple(inverse.get(a, a) for a in node.args), attrs, lambda: node.type)
     several = isinstance(alone.type, tuple)
     used = [i for i, name in enumerate(call.outputs) if name]
     outputs = tuple(get("item").term(alone, index=i) for i in used) if several else (alone,)

@@ -44,16 +44,35 @@ from taso_mirage.operators.ops import Call, by_onnx, get, traits
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsOfLoops:
+    """The results of loops so many levels inside of a model: terms in which the variables of these
+    loops are bound."""
+
+    depth: int
+
+    @property
+    def operator(self) -> str:
+        """The name of these results."""
+        return f"a result of a loop at depth {self.depth}"
+
+    def __contains__(self, node: object) -> bool:
+        call = node.attr("call") if isinstance(node, Node) and node.op == "opaque" else None
+        return isinstance(call, NodeContent) and call.operator == self.operator
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedLoop:
     """A loop: its states before the first step, variables for them, the outputs of one step as
     terms over these, the elements of the sequences at a variable place and the other operands, the
-    steps in words, and the types of the results."""
+    steps in words, the types of the results, and the results of loops beside it, whose variables
+    have the same names but are others."""
 
     firsts: Sequence[Node]
     leaves: Sequence[Node]
     outputs: Sequence[Node]
     steps: str
     types: Sequence[Type]
+    closed: ResultsOfLoops
 
     def result(self, index: int, numbers: Sequence[int] | None = None) -> Node:
         """A result as a node of the states on which it depends: their first values, their new
@@ -66,9 +85,9 @@ class OpenedLoop:
         order = sorted(kept, key=at.__getitem__)
         names = {self.leaves[i]: renumbered(self.leaves[i], at[i]) for i in order}
         wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
-        made = substitute(wanted, names)
+        made = substitute(wanted, names, topological(wanted, stop=self.closed))
         which = f"the last state {order.index(index)}" if last else "the values"
-        content = NodeContent("a result of a loop", f"{which} of {self.steps}", (("body", len(made)),))
+        content = NodeContent(self.closed.operator, f"{which} of {self.steps}", (("body", len(made)),))
         return Node("opaque", (*(self.firsts[i] for i in order), *made), (("call", content),), self.types[index])
 
     def _needed(self, index: int) -> list[int]:
@@ -76,7 +95,7 @@ class OpenedLoop:
         kept = {index} if index < len(self.firsts) else set[int]()
         waiting = [self.outputs[index]]
         while waiting:
-            below = set(topological([waiting.pop()]))
+            below = set(topological([waiting.pop()], stop=self.closed))
             more = {i for i, leaf in enumerate(self.leaves) if leaf in below} - kept
             kept |= more
             waiting += [self.outputs[i] for i in more]
@@ -193,8 +212,9 @@ class Opened:
     def _loop(self, firsts: Sequence[Node], outputs: Sequence[Node], count: Dim, backward: int, term: Node) -> Node:
         """A loop, or its only result."""
         types = term.type if isinstance(term.type, tuple) else (term.tensor,)
-        leaves = state_leaves(firsts, len(self.path) + 1)
-        made = OpenedLoop(firsts, leaves, outputs, f"{count} steps{' from the last one' * backward}", types)
+        depth, steps = len(self.path) + 1, f"{count} steps{' from the last one' * backward}"
+        leaves = state_leaves(firsts, depth)
+        made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth))
         if not isinstance(term.type, tuple):
             return self._result(made, 0)
         content = NodeContent("a loop", made.steps, (("body", len(outputs)),))

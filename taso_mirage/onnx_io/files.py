@@ -33,7 +33,8 @@ INSIDE_UP_TO = 256
 """The largest number of bytes of a weight that stays in the model file even if others are stored
 separately."""
 
-
+ADDRESS = re.compile(r"[a-z]+:/")
+"""The beginning of an address, as a path has it."""
 READ_FROM = "taso_mirage.read_from"
 """Where the path of a model that was read is kept in its `meta`."""
 
@@ -57,7 +58,8 @@ def load_as_data(path: Path) -> Model:
 
 def _loaded(path: Path, read: Callable[[ir.Model], Model]) -> Model:
     if not _exists(path):
-        raise InvalidModel(f"{path}: no such file; check the path")
+        step = "download it, and name the file" if ADDRESS.match(str(path)) else "check the path"
+        raise InvalidModel(f"{path}: no such file; {step}")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
     with opened_model(path) as (file, data):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Dim, symbols
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import (
@@ -194,9 +194,10 @@ def _numbers(node: ir.Node, name: str, count: int) -> list[int]:
 
 
 def _has_sizes(body: Graph) -> bool:
-    """Whether all terms of a body have known sizes."""
+    """Whether the sizes of all terms of a body are known, or follow from those of its inputs."""
+    given = {str(dim) for leaf in body.inputs for dim in leaf.shape}
     types = [t for n in body if n is not ABSENT for t in _tensors(n)]
-    return all(t.shape is not None and all(isinstance(n, int) for n in t.shape) for t in types)
+    return all(t.shape is not None and all(symbols(n) <= given for n in t.shape) for t in types)
 
 
 def _tensors(node: Node) -> tuple[Tensor, ...]:

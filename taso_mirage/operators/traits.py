@@ -26,6 +26,7 @@ _Shapes = Sequence[Sequence[Dim]]
 Resize = Callable[[Mapping[str, Any], _Shapes, _Shapes, Mapping[int, Dim]], Mapping[str, Any]]
 Exact = Callable[[Sequence[Sequence[int]], int], bool]
 Decompose = Callable[[Node], Node | None]
+Looping = Callable[[Sequence[Node], Sequence[Node]], Iterator[tuple[Node, tuple[Node, ...]]]]
 _StoredAt = Callable[[Node, Node], Node | None]
 Domain = str | Callable[[Any], Any]
 
@@ -118,6 +119,7 @@ class Traits:
     exact: Exact | None = None
     apart: Decompose | None = None
     stored_at: _StoredAt | None = None
+    of_loop: Looping | None = None
 
     def domain(self, attribute: str) -> Callable[[Domain], Domain]:
         """State how the verifier draws an attribute, by a function of
@@ -170,6 +172,17 @@ class Traits:
         variable that gives the operand `updates`; None if there is none.
         """
         self.stored_at = hook
+        return hook
+
+    def looping(self, hook: Looping) -> Looping:
+        """State which terms of an operator whose definition is a loop a loop may be.
+
+        The hook gets the loop's states before the first step and its sequences. It returns terms of
+        the operator, each with the terms over it that the results of the loop are then: the states
+        after the last step, and what a step gives besides. Nothing is claimed about them: they are
+        compared with the loop, and proved.
+        """
+        self.of_loop = hook
         return hook
 
     def margins(self, hook: FindMargin) -> FindMargin:

@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, substitute
+from taso_mirage.ir.terms import Node, substitute, topological
 from taso_mirage.onnx_io.bodies import label_of
 from taso_mirage.onnx_io.loops import ReadLoop, as_scan
-from taso_mirage.operators.ops import get, term
+from taso_mirage.operators.ops import get, term, traits
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.derived_traits import moves
 from taso_mirage.search.hoisting import hoisted_loop
+from taso_mirage.search.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.layers import layer_of
 from taso_mirage.search.steps import BODIES, RewriteStep
 
@@ -48,7 +52,7 @@ def rewrite_loops(
         if found is None:
             continue
         olds = _results(current)
-        forms = [*_forms(found, problem)]
+        forms = [*_forms(found, problem, job.config.portable)]
         weights = {**problem.weights, **found.weights} if forms else problem.weights
         models = [
             model.with_graph(substitute(outputs, dict(zip(olds, f.results, strict=True))), weights) for f in forms
@@ -67,20 +71,74 @@ def rewrite_loops(
     return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
 
 
+def with_loops(result: Result) -> Result | None:
+    """The result with loops, which may have kernels, in the place of operators over sequences; None
+    where it has no such operator. Nothing is known about the time of its model."""
+    steps, proofs = list[RewriteStep](), Proofs(None)
+    outputs, table = result.model.graph.outputs, dict[Node, Node]()
+    for node in result.model.nodes():
+        if traits(node).of_loop is None:
+            continue
+        (current,) = substitute((node,), table)
+        loop = loop_in(current)
+        lighter = hoisted_loop(loop, proofs)
+        inner = loop if lighter is None else lighter.term
+        olds = _results(current)
+        news = tuple(over_definition(current, each) for each in olds)
+        news = substitute(news, dict(zip(_results(loop), _results(inner), strict=True)))
+        table |= zip(_results(node), news, strict=True)
+        outputs = substitute(outputs, dict(zip(olds, news, strict=True)))
+        obligations = () if lighter is None else lighter.obligations
+        steps.append(RewriteStep((BODIES,), olds, news, obligations=obligations))
+    if not steps:
+        return None
+    while moved := _moves_that_cancel(outputs, proofs):
+        outputs = substitute(outputs, moved)
+        steps += [RewriteStep((INDUCTION,), (old,), (new,), over=frozenset((new,))) for old, new in moved.items()]
+    model = result.model.with_graph(outputs)
+    return replace(result, model=model, steps=(*result.steps, *steps), timing=None)
+
+
+def _moves_that_cancel(outputs: Sequence[Node], proofs: Proofs) -> dict[Node, Node]:
+    """The lowest terms that move elements of a term to where they were, each with that term."""
+    found: dict[Node, Node] = {}
+    for node in topological(outputs):
+        below = [node]
+        while len(below[-1].args) == 1 and moves(below[-1].op):
+            below += below[-1].args
+        for base in reversed(below[2:]):
+            if (
+                found.keys().isdisjoint(topological([base]))
+                and base.type == node.type
+                and is_equal(node, base, [base], proofs)
+            ):
+                found[node] = base
+                break
+    return found
+
+
 def _results(loop: Node) -> tuple[Node, ...]:
     if not isinstance(loop.type, tuple):
         return (loop,)
     return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
-def _forms(found: ReadLoop, problem: Problem) -> Iterator[_Rewritten]:
-    layer = layer_of(found.term, problem.proofs)
-    if layer is not None:
-        said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
-        yield _Rewritten(layer.operator, layer.results, layer.obligations, said)
+def _forms(found: ReadLoop, problem: Problem, portable: bool) -> Iterator[_Rewritten]:
+    """The operator of a loop, or of the loop with less inside, and that loop."""
     lighter = hoisted_loop(found.term, problem.proofs)
+    layer, before = layer_of(found.term, problem.proofs), tuple[RewriteStep, ...]()
+    if layer is None and lighter is not None:
+        layer, before = layer_of(lighter.term, problem.proofs), lighter.obligations
+    if layer is not None and _is_there(layer.operator, problem, portable):
+        said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
+        yield _Rewritten(layer.operator, layer.results, (*before, *layer.obligations), said)
     if lighter is not None:
         yield _Rewritten(lighter.term, _results(lighter.term), lighter.obligations, HOISTED)
+
+
+def _is_there(operator: Node, problem: Problem, portable: bool) -> bool:
+    """Whether the target has an operator, and the options allow it."""
+    return not (portable and get(operator.op).domain) and problem.rewriter.context.available(operator)
 
 
 def _fastest(forms: Sequence[_Rewritten], models: Sequence[Model], seconds: TimeOf | None) -> _Rewritten | None:

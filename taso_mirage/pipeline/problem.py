@@ -47,7 +47,7 @@ REGIONAL = (
     "the check has no float64 reference of the whole model, which takes too long: regions that changed were checked in "
     "float64 on the original's values, and the whole model against the original's runs"
 )
-WAY, COUNTS = 4e-9, 0.3
+WAY, COUNTS = 4e-9, 0.1
 """Seconds per byte that is sent to a session, returned and compared, and the share of all seconds
 from which on they are taken into account."""
 WITHOUT = "ONNX Runtime cannot load the original with its optimizations, which are wrong for it: the original is compared without them"

@@ -3,6 +3,7 @@ check, a set of kernels in the model. All other time is available to the next st
 
 from __future__ import annotations
 
+from taso_mirage.measure.native import LONG_RUN
 from taso_mirage.measure.session import FEW
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
@@ -17,8 +18,9 @@ AFTER = 0.5
 """The share of a comparison's time if kernels follow, because there are then more comparisons."""
 SHORT = 0.25
 """The share of a comparison's time that one takes which ends where the difference is clear."""
-RUNS = 3
-"""The number of runs in a round of a slow model: of both sessions, including warm-up."""
+RUNS, LONG_RUNS = 3, 2
+"""The number of runs in a round of a slow model, of both sessions, including warm-up; and where a
+run is so long that it needs none."""
 PARTS = 0.15
 """The largest share of the budget for the ablation of a candidate's parts."""
 HALF = 0.5
@@ -85,7 +87,7 @@ def trial_seconds(job: Job, loads: int) -> float:
 def slow_seconds(job: Job) -> float:
     """The smallest number of seconds of a comparison; a slow model needs more time for a few
     rounds."""
-    return FEW * RUNS * job.running
+    return FEW * (LONG_RUNS if job.running > LONG_RUN else RUNS) * job.running
 
 
 def compared_seconds(job: Job) -> float:

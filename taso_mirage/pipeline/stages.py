@@ -20,6 +20,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, timed_nodes, weight_bytes
+from taso_mirage.measure.timing import GAIN
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -29,6 +30,7 @@ from taso_mirage.pipeline.fuse import fused
 from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
+from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, find_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import (
@@ -124,7 +126,8 @@ def conclude(
 def fuse(job: Job, result: Result, original: Session) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
-    They have the rest of the budget, less a comparison and a check.
+    They have the rest of the budget, less a comparison and a check. Half of it is for the kernels
+    of loops in the place of operators that loops became.
     """
     config = job.config
     if config.kernels == OFF:
@@ -139,10 +142,29 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
                 backend = job.backend.result() if job.backend is not None and same else None
             once, busy = large(job), config.target.serial is not None and observed_load().busy
             loads = BY_CPU_TIME if once and busy else 1
-            ours = job.progress, job.stop, known, trial_seconds(job, loads), backend, once, job.searchers
-            return fused(result, asked, config.kernels, *ours)
+            ours = job.progress, job.stop, known, trial_seconds(job, loads)
+            loops = with_loops(result)
+            if loops is None:
+                return fused(result, asked, config.kernels, *ours, backend, once, job.searchers)
+            half = replace(asked, budget=asked.budget / 2)
+            made = fused(loops, half, config.kernels, *ours, backend, once, job.searchers)
+            print(
+                "LOOPS",
+                made.remarks[-2:],
+                made.kernels,
+                _ratio(made),
+                _ratio(result),
+                [n.op for n in loops.model.nodes()],
+            )
+            if made.kernels and _ratio(made) >= GAIN * _ratio(result):
+                return made
+            return fused(result, replace(asked, budget=kernel_seconds(job)), config.kernels, *ours, once=once)
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
+
+
+def _ratio(result: Result) -> float:
+    return 1.0 if result.timing is None else result.timing.ratio
 
 
 def profile(job: Job, result: Result, seconds: float) -> OperatorProfile | None:
@@ -187,7 +209,7 @@ def explain(job: Job, result: Result) -> Result:
     listed = explained(result, known, job.progress, left)
     if profiled is not None:
         listed = by_counted_gain(placed_in_model(result, listed, profiled))
-    times = operator_times(result, known, max(began + seconds - time.monotonic(), 0.0))
+    times = operator_times(result, job.config, max(began + seconds - time.monotonic(), 0.0))
     return replace(result, explanations=tuple(listed), times=times, profile=profiled)
 
 

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from taso_mirage.ir.dims import Dim, fixed
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, variable
-from taso_mirage.operators.ops import term
+from taso_mirage.mugraph.free import at_sizes
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import sized
 
 SymbolSizes = Mapping[str, int]
@@ -38,9 +40,16 @@ def canonical_region(
             if arg not in done:
                 done[arg] = leaf = _leaf(arg, len(inputs), sizes)
                 inputs += [] if is_constant(leaf) else [leaf]
-        attrs = tuple([(k, fixed(v, sizes)) for k, v in node.attrs])
+        attrs = tuple([(k, _attribute(node, v, sizes)) for k, v in node.attrs])
         done[node] = Node(node.op, tuple([done[a] for a in node.args]), attrs, sized(node.type, sizes))
     return Graph(tuple(inputs), tuple([done[r] for r in results])), done
+
+
+def _attribute(node: Node, value: object, sizes: Mapping[str, Dim]) -> object:
+    """An attribute at these sizes; the body of a loop has the loop's."""
+    if isinstance(value, Graph) and traits(node).lowering is Lowering.STEPS:
+        return at_sizes(value, sizes)
+    return fixed(value, sizes)
 
 
 def _leaf(node: Node, place: int, sizes: Mapping[str, Dim]) -> Node:

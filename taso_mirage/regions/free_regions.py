@@ -101,8 +101,11 @@ def free_kind(
         whole = resized(site, sizes)
         if prepared is not None and prepared.prepared(whole, site.inputs) is not None:
             named = named_dims([n.shape for n in site.inputs]).symbols
-            every = prepared.at_every_size(whole, lambda: resized(site, named), free)
-            return EqualRegions(whole, whole, free=free, measured=measured) if every else None
+            several = resized(site, {name: instance(size) for name, size in sizes.items()})
+            for made in dict.fromkeys((whole, several)):  # an axis of one element is none
+                if prepared.at_every_size(made, lambda: resized(site, named), free):
+                    return EqualRegions(made, whole, free=free, measured=measured)
+            return None
         goal, free = _with_tiles(site, goal, free, sizes)
         if (goal, free) not in known:
             known[goal, free] = follows(site, goal, free)

@@ -17,7 +17,7 @@ from taso_mirage.operators.work import work
 from taso_mirage.report.inspection import CountedWork
 from taso_mirage.report.result import MeasuredPeaks, OperatorProfile, OperatorTimes, Result
 from taso_mirage.search.config import Config, measuring
-from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.cost import Cost, Weighted, ahead
 from taso_mirage.search.passes import Context
 
 LONG, LARGEST = 3e-3, 1 << 26
@@ -61,11 +61,16 @@ class OperatorPair:
 @contextmanager
 def result_costs(result: Result, config: Config, seconds: float) -> Iterator[tuple[Weighted, float]]:
     """The costs of terms of a result's models, and the time of `time.monotonic` at which measuring
-    ends, after so many seconds."""
+    ends, after so many seconds; without any, the costs are predicted as those of the search."""
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     with measuring(config) as cache:
-        term = Weighted(context, result.workloads, cache if config.measure else None)
+        term = Weighted(
+            context,
+            result.workloads,
+            cache if config.measure else None,
+            by=ahead if seconds <= 0 else lambda measured: measured,
+        )
         end = time.monotonic() + seconds
         term.measure_until(end)
         yield term, end

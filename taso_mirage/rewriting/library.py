@@ -295,7 +295,7 @@ def _entries_of(text: str, path: str, table: str) -> list[dict[str, Any]]:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SyntaxProblem(f"{path}: {error}") from None
+        raise SyntaxProblem(f"{path}: no TOML: {error}; `taso-mirage schema` describes the files") from None
     except (RecursionError, MemoryError):
         raise SyntaxProblem(f"{path}: its brackets are too deep, or it is too large") from None
     content.pop(SCHEMA, None)

@@ -9,7 +9,7 @@ induction both loops are equal (`onnx_io/content_terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import permutations, product
@@ -17,20 +17,27 @@ from itertools import permutations, product
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_constant, substitute, topological, variable
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, substitute, topological, variable
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.onnx_io.loops import STEP, state_leaves, step_leaves
+from taso_mirage.onnx_io.loops import STEP, state_leaves
 from taso_mirage.onnx_io.states import is_zero
-from taso_mirage.operators.interpret import definition, interpret
-from taso_mirage.operators.ops import Op, get, load_specs, term, traits
-from taso_mirage.prove.rules.cases import cut_free
+from taso_mirage.operators.interpret import interpret, retyped
+from taso_mirage.operators.ops import Op, get, load_specs, term
+from taso_mirage.operators.traits import Looping
 from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.rewriting.derived_traits import elementwise, moves
 from taso_mirage.search.cells import Cell, CellSum
+from taso_mirage.search.inductions import (
+    INDUCTION,
+    equal_loops,
+    is_equal,
+    loop_in,
+    outputs_of_step,
+    over_definition,
+)
 from taso_mirage.search.steps import RewriteStep
 
-LAYER = "a loop as an operator"
-"""The name of the equalities, among those of a step."""
 FIXED = 4
 """The operands of an operator before its first states: a sequence, both weights, and biases."""
 NAMES = 3
@@ -47,43 +54,115 @@ class Layer:
     obligations: tuple[RewriteStep, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCandidate:
+    """A term of an operator that may be a loop, the terms over it for the loop's results, the
+    places of these among the results of the loop in its definition, and the terms that a step reads
+    besides its states."""
+
+    layer: Node
+    results: tuple[Node, ...]
+    places: Mapping[int, int]
+    fixed: tuple[Node, ...]
+
+
 def layer_of(loop: Node, proofs: Proofs) -> Layer | None:
     """The operator that computes a loop; None where none is found, or none is proved."""
-    if loop.attr("counted") and not isinstance(loop.args[loop.attr("states")].shape[0], int):
-        return None  # after no step, a layer of ONNX Runtime does not have its first states
-    try:
-        cell = cell_of(loop)
-    except TasoMirageError:
-        return None
-    for operator in load_specs().values():
-        for found in _candidates(operator, loop, cell) if operator.traits.stays else ():
-            made = proved_layer(loop, cell, found, proofs)
-            if made is not None:
-                return made
+    for found in candidates(loop):
+        made = proved_layer(loop, found, proofs)
+        if made is not None:
+            return made
     return None
 
 
-def cell_of(loop: Node) -> Cell:
-    """The step of a loop, over variables for its states and the place `STEP` of its sequences."""
-    step, leaves = step_leaves(loop, loop.args)
-    body: Graph = loop.attr("body")
-    outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
-    return Cell(outputs, leaves[: loop.attr("states")], (), step)
+def candidates(loop: Node) -> Iterator[LayerCandidate]:
+    """The operators that give the same numbers as a loop."""
+    operators = [each for each in load_specs().values() if each.traits.stays]
+    for operator in operators:
+        if operator.traits.of_loop is not None:
+            yield from _by_sequences(operator, operator.traits.of_loop, loop)
+    if loop.attr("counted") and not isinstance(loop.args[loop.attr("states")].shape[0], int):
+        return  # after no step, a layer of ONNX Runtime does not have its first states
+    try:
+        outputs = outputs_of_step(loop)
+        states = loop.attr("states")
+        cell = Cell(outputs, state_leaves(loop.args[:states]), (), STEP)
+    except TasoMirageError:
+        return
+    if all(each in outputs[:states] for each in outputs[states:]):
+        for operator in operators:
+            if operator.traits.of_loop is None:
+                yield from _by_cells(operator, loop, cell)
 
 
-# ---------------------------------------------------------------- candidates
+# ---------------------------------------------------------------- operators of sequences
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCandidate:
-    """A term of an operator, with the places of its states among the loop's."""
+def _by_sequences(operator: Op, of_loop: Looping, loop: Node) -> Iterator[LayerCandidate]:
+    """Operators over sequences of a loop, compared in two steps."""
+    states, body = loop.attr("states"), loop.attr("body")
+    end, read = states + loop.attr("sequences"), set(topological(body.outputs))
+    used = [a for a, leaf in zip(loop.args[states:], body.inputs[states:], strict=True) if leaf in read]
+    if not set(used) <= set(loop.args[states:end]):
+        return
+    firsts, sequences = loop.args[:states], [*dict.fromkeys(map(_without_dims, used))]
+    leaves = [*dict.fromkeys(map(_below_function, sequences))]
+    unused = [a for a in loop.args[states:end] if a not in used]
+    table = {a: _in_steps(a, i) for i, a in enumerate([*leaves, *unused])} | {a: a for a in firsts}
+    try:
+        wanted = retyped(_parts(loop), table)
+        smaller = of_loop(firsts, retyped(sequences, table))
+        for (layer, results), (_, like) in zip(of_loop(firsts, sequences), smaller, strict=True):
+            if len(results) == len(wanted) and _same_numbers(wanted, like, {*firsts, *table.values()}):
+                zero = [a if a not in firsts or not is_zero(a) else ABSENT for a in layer.args]
+                final = operator.term(*zero, **dict(layer.attrs))
+                places = dict(enumerate(range(len(results))))
+                yield LayerCandidate(final, substitute(results, {layer: final}), places, tuple(leaves))
+    except TasoMirageError:
+        return
 
-    layer: Node
-    order: tuple[int, ...]
+
+def _parts(loop: Node) -> tuple[Node, ...]:
+    if not isinstance(loop.type, tuple):
+        return (loop,)
+    return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
-def _candidates(operator: Op, loop: Node, cell: Cell) -> Iterator[LayerCandidate]:
-    """Terms of an operator whose cells give the same numbers."""
+def _without_dims(x: Node) -> Node:
+    """The tensor to which operators add dims of 1, or from which they take some."""
+    while len(x.args) == 1 and moves(x.op) and _sizes(x) == _sizes(x.args[0]):
+        x = x.args[0]
+    return x
+
+
+def _sizes(x: Node) -> list[Dim]:
+    return [n for n in x.shape if n != 1]
+
+
+def _below_function(x: Node) -> Node:
+    """The operand of a function of elements, or a term itself."""
+    return x.args[0] if len(x.args) == 1 and elementwise(x.op) else x
+
+
+def _in_steps(x: Node, number: int) -> Node:
+    """A variable for a sequence, of two steps."""
+    return variable(f"sequence {number}", Tensor(x.dtype, (2, *x.shape[1:])))
+
+
+def _same_numbers(first: Sequence[Node], second: Sequence[Node], leaves: Collection[Node]) -> bool:
+    rng = np.random.default_rng(0)
+    env = {leaf: rng.normal(size=[int(n) for n in leaf.shape]) for leaf in leaves}
+    if [n.type for n in first] != [n.type for n in second]:
+        return False
+    here, there = interpret(first, REALS, env), interpret(second, REALS, env)
+    return all(np.allclose(here[a], there[b], 1e-9, 1e-9) for a, b in zip(first, second, strict=True))
+
+
+# ---------------------------------------------------------------- operators of cells
+
+
+def _by_cells(operator: Op, loop: Node, cell: Cell) -> Iterator[LayerCandidate]:
+    """Operators with weights whose cells give the same numbers."""
     elements = cell.sequences
     if len(cell.states) != len(operator.operands) - FIXED or len(elements) != 1:
         return
@@ -94,13 +173,24 @@ def _candidates(operator: Op, loop: Node, cell: Cell) -> Iterator[LayerCandidate
         except TasoMirageError:
             continue
         table = pattern.matched(cell)
-        if table is not None:
-            order = tuple(cell.states.index(table[s]) for s in pattern.firsts)
-            weights = pattern.weights_of(cell, table)
-            firsts = [ABSENT if is_zero(loop.args[i]) else term("unsqueeze", loop.args[i], axes=(0,)) for i in order]
-            backward = loop.attr("backward")
-            made = operator.term(elements[0].args[0], *weights, *firsts, backward=backward, **attrs)
-            yield LayerCandidate(made, order)
+        if table is None:
+            continue
+        order = [cell.states.index(table[s]) for s in pattern.firsts]
+        firsts = [ABSENT if is_zero(loop.args[i]) else term("unsqueeze", loop.args[i], axes=(0,)) for i in order]
+        weights = pattern.weights_of(cell, table)
+        made = operator.term(elements[0].args[0], *weights, *firsts, backward=loop.attr("backward"), **attrs)
+        yield _with_results(made, cell, order, elements[0].args[0])
+
+
+def _with_results(layer: Node, cell: Cell, order: Sequence[int], sequence: Node) -> LayerCandidate:
+    """The candidate for a loop whose states have these places in the operator's order; its other
+    results are the hidden states, the first of them."""
+    states = len(order)
+    places = {i: order.index(i) if i < states else states for i in range(len(cell.outputs))}
+    last = [term("squeeze", term("item", layer, index=1 + places[i]), axes=(0,)) for i in range(states)]
+    every = term("squeeze", term("item", layer, index=0), axes=(1,))
+    results = (*last, *(every for _ in cell.outputs[states:]))
+    return LayerCandidate(layer, results, places, (sequence, *cell.fixed))
 
 
 def _attributes(operator: Op, cell: Cell) -> Iterator[dict[str, object]]:
@@ -206,74 +296,20 @@ def _beside(parts: Sequence[Node]) -> Node:
     return term("unsqueeze", whole, axes=(0,))
 
 
-def loop_in(layer: Node) -> Node:
-    """The loop in the definition of a term."""
-    inner = definition(term("item", layer, index=0), parts=True)
-    return next(n for n in topological([] if inner is None else [inner]) if traits(n).lowering is Lowering.STEPS)
-
-
 # ---------------------------------------------------------------- proofs
 
 
-def proved_layer(loop: Node, cell: Cell, found: LayerCandidate, proofs: Proofs) -> Layer | None:
-    """The layer, if its first states and its step are proved to be the loop's."""
-    inner, states, outputs = loop_in(found.layer), len(found.order), cell.outputs
-    if _steps(inner) != _steps(loop):
+def proved_layer(loop: Node, found: LayerCandidate, proofs: Proofs) -> Layer | None:
+    """The layer, if it is proved to be the loop."""
+    inner = loop_in(found.layer)
+    obligations = equal_loops(loop, inner, found.places, found.fixed, proofs)
+    if obligations is None:
         return None
-    body: Graph = inner.attr("body")
-    names = zip(state_leaves(inner.args[:states]), (cell.states[i] for i in found.order), strict=True)
-    made = substitute(body.outputs, dict(zip(body.inputs, step_leaves(inner, inner.args)[1], strict=True)))
-    new = substitute(made, dict(names))
-    if any(each is not outputs[found.order[0]] for each in outputs[states:]):
-        return None
-    cut = [*cell.states, STEP, *(e.args[0] for e in cell.sequences), *_read_by(outputs, cell.fixed)]
-    pairs: list[tuple[Node, Node, list[Node]]] = [
-        (loop.args[at], inner.args[i], [] if is_zero(loop.args[at]) else [loop.args[at]])
-        for i, at in enumerate(found.order)
-    ]
-    pairs += [(outputs[at], new[i], cut) for i, at in enumerate(found.order)]
-    pairs = [(old, new, _cut(leaves)) for old, new, leaves in pairs if old is not new]
-    if not all(_equal(*each, proofs) for each in pairs):
-        return None
-    steps = [RewriteStep((LAYER,), (old,), (new,), over=frozenset(leaves)) for old, new, leaves in pairs]
-    at = [1 + found.order.index(i) for i in range(states)] + [0] * (len(outputs) - states)
-    results, more = [], []
-    for index in at:
-        part = term("item", found.layer, index=index)
-        results.append(term("squeeze", part, axes=(0 if index else 1,)))
-        inside = term("item", inner, index=index - 1 if index else states)
-        more.append(RewriteStep((LAYER,), (_of(results[-1], part, inside, index),), (inside,)))
-    return Layer(tuple(results), found.layer, (*steps, *dict.fromkeys(more)))
-
-
-def _steps(loop: Node) -> tuple[object, ...]:
-    """The number of steps and their direction."""
-    return loop.args[loop.attr("states")].shape[0], loop.attr("backward")
-
-
-def _of(result: Node, part: Node, inside: Node, index: int) -> Node:
-    """A result over the loop of the operator's definition."""
-    return substitute((result,), {part: term("unsqueeze", inside, axes=(0 if index else 1,))})[0]
-
-
-def _read_by(outputs: Sequence[Node], fixed: Iterable[Node]) -> list[Node]:
-    """The highest terms below some, which may be these, that outputs read."""
-    below, found, waiting = set(topological(outputs)), list[Node](), list(fixed)
-    while waiting:
-        node = waiting.pop()
-        (found if node in below else waiting).extend([node] if node in below else node.args)
-    return found
-
-
-def _cut(leaves: Sequence[Node]) -> list[Node]:
-    return [a for a in dict.fromkeys(leaves) if a is not ABSENT and not is_constant(a)]
-
-
-def _equal(old: Node, new: Node, leaves: Sequence[Node], proofs: Proofs) -> bool:
-    """Whether two terms are equal for all values of some leaves."""
-    try:
-        return bool(
-            proofs.judge(cut_free((old,), (new,), {a: variable(f"x{i}", a.tensor) for i, a in enumerate(leaves)}))
-        )
-    except TasoMirageError:
-        return False
+    more = []
+    for i, result in enumerate(found.results):
+        here = over_definition(found.layer, result)
+        part = term("item", inner, index=found.places[i])
+        if here is not part and not is_equal(here, part, [part], proofs):
+            return None
+        more += [RewriteStep((INDUCTION,), (here,), (part,), over=frozenset((part,)))] if here is not part else []
+    return Layer(found.results, found.layer, (*obligations, *dict.fromkeys(more)))

@@ -4,11 +4,13 @@ it was measured."""
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from taso_mirage.devices import stamp
 from taso_mirage.devices.stamp import Stamp
+from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.runtime.register import metadata
@@ -47,10 +49,13 @@ def session(
     measurement. Inputs and outputs must then be bound (`io_binding`), because a plain `run` would
     return the outputs of the first run again. `options`: your own `onnxruntime.SessionOptions`.
 
-    Raises InvalidModel for a file that requests unknown options, and RuntimeUnavailable if its
-    runtime is missing.
+    Raises InvalidModel for a file that requests unknown options, InvalidOption for anything but a
+    file, and RuntimeUnavailable if its runtime is missing.
     """
-    source = model if isinstance(model, bytes) else str(model)
+    if not isinstance(model, str | PathLike | bytes):
+        given = type(model).__name__
+        raise InvalidOption(f"{given} is no file; give its path, or the bytes of a model: model.SerializeToString()")
+    source = model if isinstance(model, bytes) else fspath(model)
     wanted = _wanted(source, target)
     return target_named(wanted.target).opened(Trusted(source) if trust_kernels else source, wanted, cuda_graph, options)
 

@@ -96,7 +96,7 @@ UNKNOWN = {
     *("reduce_prod", "resample", "scaler"),
     *("matmul_nbits", "gather_block_quantized", "qattention", "qgemm"),
     *("qlinear_softmax", "qlinear_where"),
-    *("scan", "lstm", "gru", "rnn"),  # a certificate opens loops, so the checker is given their steps alone
+    *("scan", "lstm", "gru", "rnn", "linear_attention"),  # a certificate opens loops: the checker gets their steps
     *("scatter_nd", "scatter_elements", "scatter", "tensor_scatter"),
 }
 """Operators that the checker does not know: their equalities rest on the prover."""

@@ -80,7 +80,7 @@ WRONG = [
     (("optimize", "good.onnx", "--inputs", "text.npz"), 2, "(it is no archive); numpy.savez writes one"),
     (("optimize", "good.onnx", "--inputs", "other.npz"), 2, "no array 'x'; it has foo"),
     (("optimize", "good.onnx", "--rules", "none.toml"), 2, "--rules: cannot read none.toml: No such file"),
-    (("optimize", "good.onnx", "--rules", "broken.toml"), 2, "--rules: broken.toml: Expected ']]'"),
+    (("optimize", "good.onnx", "--rules", "broken.toml"), 2, "--rules: broken.toml: no TOML: Expected ']]'"),
     (
         ("optimize", "good.onnx", "--scheduler", "nonsense"),
         2,

@@ -3,17 +3,21 @@ parts of axes that a step does not mix, and wrong ones are refuted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
 import onnx
 import pytest
-from loop_models import BACKWARD, gated, gated_delta, loop, recurrent, results, shifted
+from bodies import parse
+from loop_models import BACKWARD, channels, gated, gated_delta, loop, recurrent, results, shifted
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
-from taso_mirage.forms.recurrence import LoopCut, Recurrence, recurrence
+from taso_mirage.forms.recurrence import FORM, LoopCut, Recurrence, recurrence
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.meanings.reals import REALS
@@ -28,6 +32,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "gated delta": gated_delta,
     "gated": gated,
     "backward": lambda: gated(more=BACKWARD),
+    "channels": channels,
     "recurrent": recurrent,
     "shifted": shifted,
 }
@@ -66,6 +71,16 @@ def test_a_kernel_computes_the_loop(name: str) -> None:
             np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["gated delta", "channels"])
+def test_a_decay_makes_no_copy_of_the_state(name: str) -> None:
+    """The factor that all elements of a sum share is outside of the product."""
+    right = goal(name)
+    kernel = right.kernel(())
+    source = generate_cpp(Graph(tuple(right.node.args), right.results(kernel)))
+    size = dim_product(right.node.args[0].shape)
+    assert len(re.findall(rf"float \w+\[{size}\]", source)) == 2
+
+
 @pytest.mark.parametrize("name", AXES)
 def test_the_axes_that_a_step_does_not_mix_are_found(name: str) -> None:
     assert list(parallel_axes(goal(name).body, goal(name).states)) == AXES[name]
@@ -80,6 +95,44 @@ def test_a_kernel_runs_any_number_of_steps() -> None:
         wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
         for made, output in zip(kernel(*given), graph.outputs, strict=True):
             np.testing.assert_allclose(made, wanted[output], 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("made", [gated_delta, channels, gated])
+def test_a_kernel_runs_any_number_of_samples(made: Callable[..., onnx.ModelProto]) -> None:
+    named, right = loop(made("n1", b="n0")), loop(made(b=2))
+    free, read = FreeSizes.of(named), recurrence(right)
+    assert read is not None
+    assert FORM.follows is not None
+    assert FORM.follows(right, named, free)
+    kernel = NativeKernel(with_free_names(read.mugraphs(right, CPU_DEVICE)[0].graph, free))
+    for steps, samples in ((4, 1), (2, 3)):
+        graph = loop(made(steps, b=samples))
+        given = values(graph)
+        wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
+        for result, output in zip(kernel(*given), graph.outputs, strict=True):
+            np.testing.assert_allclose(result, wanted[output], 1e-4, 1e-5)
+
+
+SAMPLES = """
+    g (float[{b}, 4] s0, float[{t}, {b}, 4] X) => (float[{b}, 4] s) {{
+        s = Scan<num_scan_inputs = 1, body = step (float[{b}, 4] a, float[{b}, 4] x) => (float[{b}, 4] a2) {{
+            {m} \n a1 = Mul(a, x) \n a2 = Add(a1, m)
+        }}>(s0, X)
+    }}
+"""
+COUPLED = {
+    "none": "m = Neg(x)",
+    "their mean": "m = ReduceMean<axes = [0]>(x)",
+    "their number": "zero = Constant<value = int64 {0}>() \n c = Shape(x) \n d = Gather(c, zero) \n m = Cast<to = 1>(d)",
+    "one axis for all": "all = Constant<value = int64[1] {-1}>() \n f = Reshape(x, all) \n c = Shape(x) \n m = Reshape(f, c)",
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_only_a_step_of_each_sample_alone_has_a_kernel_of_all_sizes(name: str) -> None:
+    named, right = (loop(parse(SAMPLES.format(t=t, b=b, m=COUPLED[name]))) for t, b in (("n1", "n0"), (4, 2)))
+    assert FORM.follows is not None
+    assert FORM.follows(right, named, FreeSizes.of(named)) == (name == "none")
 
 
 # ---------------------------------------------------------------- wrong kernels

@@ -13,12 +13,12 @@ from taso_mirage.onnx_io.loops import with_scans
 from taso_mirage.operators.ops import term, traits
 
 GATED_DELTA = """
-    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] Q, float[{t}, 1, {h}, {k}] K, float[{t}, 1, {h}, {v}] V,
-       float[{t}, 1, {h}] G, float[{t}, 1, {h}] B) => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
+    g (float[{b}, {h}, {k}, {v}] S0, float[{t}, {b}, {h}, {k}] Q, float[{t}, {b}, {h}, {k}] K, float[{t}, {b}, {h}, {v}] V,
+       float[{t}, {b}, {h}] G, float[{t}, {b}, {h}] B) => (float[{b}, {h}, {k}, {v}] S, float[{t}, {b}, {h}, {v}] O) {{
         m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
         g0 = Neg(G) \n b0 = Sigmoid(B)
-        S, O = Scan<num_scan_inputs = 5, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] q, float[1, {h}, {k}] k,
-                float[1, {h}, {v}] v, float[1, {h}] g, float[1, {h}] b) => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
+        S, O = Scan<num_scan_inputs = 5, body = step (float[{b}, {h}, {k}, {v}] s, float[{b}, {h}, {k}] q, float[{b}, {h}, {k}] k,
+                float[{b}, {h}, {v}] v, float[{b}, {h}] g, float[{b}, {h}] b) => (float[{b}, {h}, {k}, {v}] s2, float[{b}, {h}, {v}] o) {{
             d = Exp(g) \n d1 = Unsqueeze(d, m1) \n d2 = Unsqueeze(d1, m1) \n s1 = Mul(s, d2)
             k1 = Unsqueeze(k, m2) \n kv1 = MatMul(k1, s1) \n kv = Squeeze(kv1, m2)
             e0 = Sub(v, kv) \n b1 = Unsqueeze(b, m1) \n e1 = Mul(e0, b1) \n e = Unsqueeze(e1, m2)
@@ -29,10 +29,11 @@ GATED_DELTA = """
 """
 """The gated delta rule."""
 GATED = """
-    g (float[2, {n}] h0, float[{t}, 2, {n}] X, float[{t}, 2, {n}] Z, float[{n}, {n}] W) => (float[2, {n}] h, float[{t}, 2, {n}] Y) {{
+    g (float[{b}, {n}] h0, float[{t}, {b}, {n}] X, float[{t}, {b}, {n}] Z, float[{n}, {n}] W)
+            => (float[{b}, {n}] h, float[{t}, {b}, {n}] Y) {{
         one = Constant<value = float {{1}}>()
-        h, Y = Scan<num_scan_inputs = 2{more}, body = step (float[2, {n}] s, float[2, {n}] x, float[2, {n}] z)
-                => (float[2, {n}] s2, float[2, {n}] y) {{
+        h, Y = Scan<num_scan_inputs = 2{more}, body = step (float[{b}, {n}] s, float[{b}, {n}] x, float[{b}, {n}] z)
+                => (float[{b}, {n}] s2, float[{b}, {n}] y) {{
             p = MatMul(x, W) \n c = Tanh(p) \n i = Sigmoid(z) \n f = Sub(one, i)
             a = Mul(f, s) \n b = Mul(i, c) \n s2 = Add(a, b) \n y = Mul(s2, c)
         }}>(h0, X, Z)
@@ -57,6 +58,21 @@ SHIFTED = """
     }}
 """
 """A shift register, whose states change places, with a maximum of each row."""
+
+
+CHANNELS = """
+    g (float[{b}, 2, 3, 16] S0, float[{t}, {b}, 2, 3] Q, float[{t}, {b}, 2, 3] K, float[{t}, {b}, 2, 16] V, float[{t}, {b}, 2, 3] D)
+            => (float[{b}, 2, 3, 16] S, float[{t}, {b}, 2, 16] O) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
+        S, O = Scan<num_scan_inputs = 4, body = step (float[{b}, 2, 3, 16] s, float[{b}, 2, 3] q, float[{b}, 2, 3] k,
+                float[{b}, 2, 16] v, float[{b}, 2, 3] d) => (float[{b}, 2, 3, 16] s2, float[{b}, 2, 16] o) {{
+            d1 = Unsqueeze(d, m1) \n s1 = Mul(s, d1) \n q1 = Unsqueeze(q, m2) \n o1 = MatMul(q1, s1) \n o = Squeeze(o1, m2)
+            k1 = Unsqueeze(k, m1) \n v1 = Unsqueeze(v, m2) \n u = Mul(k1, v1) \n s2 = Add(s1, u)
+        }}>(S0, Q, K, V, D)
+    }}
+"""
+"""Linear attention with a decay for each channel of the keys; outputs are those of the state
+before."""
 
 
 COUNTED = """
@@ -84,14 +100,19 @@ def counted(
     return parse(COUNTED.format(t=t, n=n, counter=counter, goes_on=goes_on))
 
 
-def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16) -> onnx.ModelProto:
-    """The gated delta rule: `h` heads, keys of `k` elements, values of `v`."""
-    return parse(GATED_DELTA.format(t=t, h=h, k=k, v=v))
+def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16, b: int | str = 1) -> onnx.ModelProto:
+    """The gated delta rule: `h` heads, keys of `k` elements, values of `v`, of `b` samples."""
+    return parse(GATED_DELTA.format(t=t, h=h, k=k, v=v, b=b))
 
 
-def gated(t: int | str = 4, n: int = 32, more: str = "") -> onnx.ModelProto:
-    """The gated recurrence; `more`: further attributes of its Scan."""
-    return parse(GATED.format(t=t, n=n, more=more))
+def gated(t: int | str = 4, n: int = 32, more: str = "", b: int | str = 2) -> onnx.ModelProto:
+    """The gated recurrence of `b` samples; `more`: further attributes of its Scan."""
+    return parse(GATED.format(t=t, n=n, more=more, b=b))
+
+
+def channels(t: int | str = 4, b: int | str = 1) -> onnx.ModelProto:
+    """Linear attention with decays of channels, of `b` samples."""
+    return parse(CHANNELS.format(t=t, b=b))
 
 
 def recurrent(t: int | str = 4, n: int = 8) -> onnx.ModelProto:

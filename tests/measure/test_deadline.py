@@ -135,6 +135,7 @@ def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OutOfTime("no time")
 
     monkeypatch.setattr(stages, "fused", fused)
+    monkeypatch.setattr(stages, "with_loops", lambda result: None)
     clock = Clock()
     job = Job(Config(budget=60.0, kernels=SEARCH), quiet, Stop(), CostCache(None), deadline=Deadline(60.0, clock))
     result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)

@@ -4,7 +4,7 @@ without bound."""
 from __future__ import annotations
 
 from bodies import parse
-from loop_models import gated, gated_delta
+from loop_models import gated, gated_delta, recurrent
 
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.measure.loop_inputs import with_usual_draws
@@ -20,6 +20,14 @@ def test_a_recurrence_that_grows_gets_smaller_numbers() -> None:
     assert said is not None
     assert "rows of B, G, K, Q, S0, V are drawn with a length of 1" in said
     assert {name: int(array.size) for name, array in random_inputs(made, 0).items() if abs(array).max() > 3} == {}
+
+
+def test_a_chaotic_recurrence_gets_smaller_numbers() -> None:
+    model = from_memory(recurrent(t=64, n=32))
+    made, said = with_usual_draws(model, Session(serialize(model)), {})
+    assert said is not None
+    assert "are at most 1e+06 and bear rounding" in said
+    assert set(made.scales) == {"h0", "X", "W"}
 
 
 def test_a_recurrence_that_stays_small_keeps_normal_numbers() -> None:

@@ -13,6 +13,7 @@ from loop_models import BACKWARD, as_terms, counted, gated, gated_delta, recurre
 from onnx_texts import run
 
 from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.content_terms import opened
@@ -55,6 +56,23 @@ def test_the_number_of_steps_may_be_known_in_a_run_only() -> None:
         feed = {"h0": floats(2, 32), "X": floats(t, 2, 32), "Z": floats(t, 2, 32), "W": floats(32, 32)}
         for a, b in zip(run(before, **feed), run(after, **feed), strict=True):
             assert a.tobytes() == b.tobytes()
+
+
+def test_the_number_of_samples_may_be_known_in_a_run_only() -> None:
+    before = gated_delta("t", b="b")
+    model = as_terms(before)
+    assert "opaque" not in {n.op for n in model.nodes()}
+    after = onnx.load_from_string(serialize(model))
+    for b in (1, 3):
+        feed = random_inputs(model, 0, {"b": b, "t": 4})
+        wanted = run(before, **feed)
+        for x, y in zip(wanted, run(after, **feed), strict=True):
+            assert x.tobytes() == y.tobytes()
+        values = interpret(
+            model.graph.outputs, EXACT, {n: EXACT.load(feed[n.attr("name")]) for n in model.graph.inputs}
+        )
+        for x, output in zip(wanted, model.graph.outputs, strict=True):
+            np.testing.assert_allclose(values[output], x, 1e-4, 1e-5)
 
 
 def test_a_loop_may_have_no_steps() -> None:
@@ -103,9 +121,10 @@ REFUSED = {
         }
     """),
     "a size of a run": parse("""
-        g (float[n] s0, float[t, n] x) => (float[n] s) {
-            s = Scan<num_scan_inputs = 1, body = b (float[n] a, float[n] e) => (float[n] a2) {
-                a1 = Mul(a, e) \n a2 = Add(a1, e)
+        g (float[2] s0, float[t, 2] x, int64[1] k) => (float[2] s) {
+            zero = Constant<value = int64[1] {0}>()
+            s = Scan<num_scan_inputs = 1, body = b (float[2] a, float[2] e) => (float[2] a2) {
+                n = Slice(e, zero, k) \n m = ReduceSum(n) \n a1 = Mul(a, m) \n a2 = Add(a1, e)
             }>(s0, x)
         }
     """),
@@ -156,3 +175,26 @@ WRONG = {
 def test_a_loop_that_computes_something_else_is_another_term(name: str) -> None:
     assert outputs(parse(TEXT)) == outputs(parse(TEXT))
     assert outputs(parse(TEXT)) != outputs(parse(TEXT.replace(*WRONG[name])))
+
+
+BESIDE = """
+    g (float[2] s0, float[2] r0, float[3, 2] x) => (float[2] p, float[2] q) {
+        s, r, ys = Scan<num_scan_inputs = 1, body = b (float[2] a, float[2] b, float[2] e) => (float[2] a2, float[2] b2, float[2] y) {
+            a2 = Mul(a, e) \n b2 = Sub(b, a) \n y = Neg(b2)
+        }>(s0, r0, x)
+        p, q = Scan<num_scan_inputs = 1, body = c (float[2] m, float[2] n, float[2] f) => (float[2] m2, float[2] n2) {
+            m2 = Mul(m, f) \n n2 = Sub(n, m)
+        }>(s0, r0, ys)
+    }
+"""
+
+
+def test_other_numbers_of_states_are_those_of_one_loop() -> None:
+    """The variables of a loop before it have the same names, and stay."""
+    model = from_memory(parse(BESIDE))
+    view = opened(model)
+    _, last = view(model.graph.outputs)
+    (before,) = {n for n in topological([last]) if n.op == "opaque" and n is not last}
+    others = [each for made, each in view.renumbered(2) if made is last]
+    assert len({*others}) == 2
+    assert all(before in topological([each]) for each in others)

@@ -246,6 +246,14 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     assert "no kernel for any region: internal error, please report it: ZeroDivisionError" in found.notes[-2]
 
 
+def test_a_kernel_is_measured_alone_once(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice by measurement is the predicted kernel again, whose times are known."""
+    looks, timed = list[object](), region_times.region_seconds
+    monkeypatch.setattr(region_times, "region_seconds", lambda *args: looks.append(args) or timed(*args))
+    assert kernels(fused(result, CONFIG, "cached")) == 2
+    assert len(looks) == 2
+
+
 @pytest.mark.parametrize("trying", [0.0, 50.0])
 def test_kernels_of_all_kinds_are_tried_at_once(result: Result, trying: float) -> None:
     found = fused(result, CONFIG, "cached", trying=trying)

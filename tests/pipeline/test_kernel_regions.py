@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, quick
+from loop_models import gated
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
@@ -25,9 +26,12 @@ from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
 from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.onnx_io.loops import with_scans
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import comparisons, fused
+from taso_mirage.pipeline.fuse.kinds import Kinds
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import kernel_functions
 from taso_mirage.runtime.plan import PlannedNode
@@ -139,6 +143,13 @@ def test_a_function_that_computes_something_else_is_found(
     assert "the check failed with kernels" in str(found.notes)
     here = fused(large, replace(CONFIG, elsewhere=False), "cached", once=True)
     assert here.kernels
+
+
+def test_loops_as_terms_are_the_same_operators() -> None:
+    """A large model is not measured again without the library of its kernels."""
+    model, other = (from_memory(gated(t=t)) for t in (4, 5))
+    assert Kinds(with_scans(model)).has_operators_of(model)
+    assert not Kinds(with_scans(other)).has_operators_of(model)
 
 
 def test_one_model_is_loaded_and_compared_once(large: Result, monkeypatch: pytest.MonkeyPatch) -> None:

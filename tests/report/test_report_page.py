@@ -260,6 +260,8 @@ def test_measured_results_have_peaks() -> None:
     times = operator_times(result, Config())
     assert times.peaks is not None
     assert sum(times.before.values()) > 0
+    late = operator_times(result, Config(), 0.0)
+    assert sum(late.before.values()) == pytest.approx(result.cost_before)  # predicted as the line above the table
 
 
 def test_once_the_time_is_over_nothing_is_measured_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ HEAVY = {
         "onnx_io/loops.py",
         "onnx_io/branches.py",
         "onnx_io/build.py",
+        "onnx_io/in_double.py",
         "onnx_io/input_requirements.py",
         "onnx_io/constants.py",
         "onnx_io/content.py",

@@ -32,7 +32,7 @@ from taso_mirage.operators.ops import get, term
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
-from taso_mirage.search.layers import Layer, LayerCandidate, cell_of, layer_of, proved_layer
+from taso_mirage.search.layers import Layer, candidates, layer_of, proved_layer
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)
@@ -150,15 +150,16 @@ def test_a_false_layer_is_not_proved_or_not_followed(name: str, part: int) -> No
     model, node, made, text = certified(name)
     found = as_scan(model, node)
     assert found is not None
-    cell, wrong = cell_of(found.term), dict(wrong_layers(made.operator))
-    order = tuple(range(len(cell.states)))
-    assert proved_layer(found.term, cell, LayerCandidate(made.operator, order), PROOFS) is not None
+    candidate, wrong = next(candidates(found.term)), dict(wrong_layers(made.operator))
+    assert candidate.layer is made.operator
+    assert proved_layer(found.term, candidate, PROOFS) is not None
     assert len(wrong) > 18
     for i, (why, other) in list(enumerate(wrong.items()))[part::4]:
+        results = substitute(made.results, {made.operator: other})
         if i % 3 == 0:
-            assert proved_layer(found.term, cell, LayerCandidate(other, order), PROOFS) is None, why
+            assert proved_layer(found.term, replace(candidate, layer=other, results=results), PROOFS) is None, why
             continue
-        after = with_layer(model, node, substitute(made.results, {made.operator: other}))
+        after = with_layer(model, node, results)
         with pytest.raises(CheckFailed, match="does not lead"):
             follow(model, after, text, JUDGE)
 

@@ -177,11 +177,11 @@ class LazyMeaning(Meaning[LoopValue]):
             return None
         if isinstance(a, Concat):
             return self._products(a, axes)
-        factors = list(_factors(a))
+        factors = list(factors_of(a))
         wide = {i for i, n in enumerate(a.shape) if n != 1}
-        large = [x for x in factors if wide <= _varies(x, a.shape)]
+        large = [x for x in factors if wide <= varying_axes(x, a.shape)]
         others = [x for x in factors if x not in large]
-        seen = set[int]().union(*[_varies(x, a.shape) for x in others])
+        seen = set[int]().union(*[varying_axes(x, a.shape) for x in others])
         known = len(large) == 1 and isinstance(base_value(large[0]), (CppBuffer, Mapped))
         if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
             return None
@@ -344,23 +344,23 @@ def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tu
     return MULTIPLY, tuple(xs)
 
 
-def _factors(value: LoopValue) -> Iterator[LoopValue]:
+def factors_of(value: LoopValue) -> Iterator[LoopValue]:
     """The factors of a value, element by element."""
     if isinstance(value, Map) and value.fn is MULTIPLY:
         for operand in value.args:
-            yield from _factors(operand)
+            yield from factors_of(operand)
     else:
         yield value
 
 
-def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
+def varying_axes(value: LoopValue, shape: BufferSizes) -> set[int]:
     """The axes of `shape` along which a factor may vary."""
     if isinstance(value, LoopConstant):
         return set()
     if isinstance(value, LoopView):
         return {axis for _, terms in value.axes for axis, _ in terms}
     if isinstance(value, Map):
-        return set[int]().union(*[_varies(x, shape) for x in value.args])
+        return set[int]().union(*[varying_axes(x, shape) for x in value.args])
     return {i for i, n in enumerate(shape) if n != 1}
 
 

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
-from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue
+from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue, Map, base_value
 from taso_mirage.emit.cpu.loop_schedule import Memory, Root
 from taso_mirage.emit.cpu.nests import memory_type
+from taso_mirage.emit.cpu.step_meaning import StepMeaning
 from taso_mirage.emit.statements import Expression, For, Let, Statement, v
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import product_factor
-from taso_mirage.ir.terms import ABSENT, Graph, Node
+from taso_mirage.ir.mugraph import product_factor, usual_size
+from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.operators.interpret import interpret_term
+
+MANY = 4
+"""The least number of readers of each element of a value that is computed once, in memory."""
 
 
 class KernelStages(Protocol):
@@ -55,25 +59,28 @@ def step_statements(
         at = v[f"({product_factor(count)} - 1 - step)"]
     inside, elements = list[Statement](), list[CppBuffer]()
     for i, x in enumerate(buffers[states : states + node.attr("sequences")]):
-        elements.append(CppBuffer(x.dtype, x.shape[1:], f"e{i}", x.strides[1:]))
+        elements.append(CppBuffer(x.dtype, x.shape[1:], f"element{i}", x.strides[1:]))
         start = v[x.name] + x.start + at * product_factor(x.strides[0])
-        inside.append(_pointer(f"e{i}", start, x, "const ", " __restrict"))
-    before = [CppBuffer(x.dtype, x.shape, f"s{i}", x.strides) for i, x in enumerate(old)]
-    after = [CppBuffer(x.dtype, x.shape, f"n{i}", x.strides) for i, x in enumerate(new)]
+        inside.append(_pointer(f"element{i}", start, x, "const ", " __restrict"))
+    before = [CppBuffer(x.dtype, x.shape, f"before{i}", x.strides) for i, x in enumerate(old)]
+    after = [CppBuffer(x.dtype, x.shape, f"after{i}", x.strides) for i, x in enumerate(new)]
     inside += [
         _pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
     ]
     inside += [_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
-    values = _values(function.lazy, body, [*before, *elements, *buffers[states + node.attr("sequences") :]])
+    values = _values(
+        StepMeaning(function.lazy.tables), body, [*before, *elements, *buffers[states + node.attr("sequences") :]]
+    )
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:
-            place = CppBuffer(y.dtype, y.shape[1:], f"o{part}", y.strides[1:])
+            place = CppBuffer(y.dtype, y.shape[1:], f"output{part}", y.strides[1:])
             inside.append(
                 _pointer(place.name, v[y.name] + y.start + at * product_factor(y.strides[0]), y, "", " __restrict")
             )
             roots.append((values[part], place, False))
-    inside += function.stage(roots, list(zip(values[:states], after, strict=True)))
+    rows = [(x, function.memory.allocate(x, hint="row")) for x in _rows(values)]
+    inside += function.stage(roots, [*rows, *zip(values[:states], after, strict=True)])
     inside += [v["std::swap"](v[f"old_{a.name}"], v[f"new_{b.name}"]) for a, b in zip(old, new, strict=True)]
     made.append(For("step", v.numbers(product_factor(count)), tuple(inside)))
     ends = [
@@ -82,6 +89,18 @@ def step_statements(
         if part < states
     ]
     return [*made, *function.stage(ends)]
+
+
+def _rows(values: Sequence[LoopValue]) -> list[LoopValue]:
+    """The computed values that others of many times their elements read, such as a row for all rows
+    of a state: each of their elements is computed once, not for each of these."""
+    found: dict[LoopValue, None] = {}
+    for value in topological(values):
+        for arg in map(base_value, value.args):
+            several = usual_size(arg.count) > 1 and usual_size(value.count) >= MANY * usual_size(arg.count)
+            if isinstance(arg, Map) and isinstance(value, Map) and several:
+                found[arg] = None
+    return list(found)
 
 
 def replaced(x: CppBuffer, name: str) -> CppBuffer:

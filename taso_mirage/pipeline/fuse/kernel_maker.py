@@ -210,7 +210,9 @@ class KernelMaker:
             if variant.kind.free is None:
                 raise
             choice = None
-        if choice is not None and any(each.kernel == choice[1] for each in self.made if each.sites == variant.sites):
+        if choice is not None and any(
+            each.kernel == choice[1] for each in self.made if each.sites == tuple(variant.sites)
+        ):
             return None
         made = None if choice is None else self._measured(variant, choice)
         return self._otherwise(variant, seconds) if made is None else made

@@ -95,6 +95,10 @@ class Kinds:
     possible: dict[EqualRegions, float] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
 
+    def has_operators_of(self, other: Model) -> bool:
+        """Whether the model has the operators of another one; loops may be terms in it."""
+        return self.model is other or self.model.graph == with_scans(other).graph
+
 
 def find_kinds(
     model: Model, sizes: SymbolSizes, backend: Backend, late: Callable[[], bool], report: ErrorReport

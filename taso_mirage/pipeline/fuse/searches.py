@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -88,7 +89,7 @@ class Searches:
         seconds. Only the `first` ones, or more, if they are there within the seconds, else none."""
         if (made := self.prepared.get(goal)) is not None:
             found = made.mugraphs(goal, self.device)
-            return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]
+            return found if free is None else [*_with_names(found, free)]
         future = self.futures.get((goal, free))
         if future is None:
             search = self.begun.get((goal, free)) or Search(goal, SearchOptions(), self.device, 0, free)
@@ -108,6 +109,13 @@ class Searches:
     def close(self) -> None:
         if self.workers is not None:
             self.workers.close()
+
+
+def _with_names(found: Iterable[FoundMuGraph], free: FreeSizes) -> Iterator[FoundMuGraph]:
+    """The muGraphs that have code for every size."""
+    for each in found:
+        with suppress(TasoMirageError):
+            yield replace(each, free=with_free_names(each.graph, free))
 
 
 def search_goal(job: Mapping[str, Any]) -> list[dict[str, Any]] | str:

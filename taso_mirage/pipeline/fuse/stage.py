@@ -106,7 +106,7 @@ class _Stage:
         self.rounding = ROUNDED in result.target.options
         backend = backend.rounding() if self.rounding else backend
         kinds = find_kinds(base.model, sizes, backend, spent.over, self._report)
-        spent.reserve = once and config.elsewhere and kinds.model is not base.model
+        spent.reserve = once and config.elsewhere and not kinds.has_operators_of(base.model)
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
@@ -301,7 +301,8 @@ class _Stage:
         kernels, which was measured.
         """
         trials = self.trials
-        known = trials.once and trials.kinds.model is trials.before and not any(k.turned for k in trials.kept)
+        same = trials.once and trials.kinds.has_operators_of(trials.before)
+        known = same and not any(k.turned for k in trials.kept)
         if known and not any(region.free for kind in trials.kept for region in kind.regions):
             return True, elsewhere_note(True, trials.gained)
         if trials.first is not None:
