@@ -331,6 +331,7 @@ class _Compared:
         self.model, self.optimized, self.step, self.share = model, optimized, step, share
         self.weights = {**model.weights, **optimized.model.weights}
         self.sessions: dict[tuple[Node, ...], Session] = {}
+        self.excerpts: dict[tuple[bool, tuple[Node, ...], tuple[Node, ...]], Model] = {}
         self.case_there: CheckCase | None = None
         """The case of the last inputs."""
 
@@ -403,9 +404,12 @@ class _Compared:
     def _after(self, sides: Sides) -> Model:
         return self._excerpt(self.optimized.model, sides, sides.after)
 
-    def _excerpt(self, model: Model, sides: Sides, terms: Sequence[Node]) -> Model:
+    def _excerpt(self, model: Model, sides: Sides, terms: tuple[Node, ...]) -> Model:
         inputs = tuple(n for n in sides.leaves if n.op == "input")
-        return excerpt(model, Graph(inputs, tuple(terms)), self.weights)
+        key = model is self.model, inputs, terms
+        if key not in self.excerpts:
+            self.excerpts[key] = excerpt(model, Graph(inputs, terms), self.weights)
+        return self.excerpts[key]
 
 
 def _place(patch: Patch, optimized: ClaimedModel) -> _Place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_computed, varia
 from taso_mirage.onnx_io.in_double import in_double
 from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.walk import bodies
+from taso_mirage.onnx_io.walk import bodies, called_functions
 from taso_mirage.onnx_io.write import declare
 from taso_mirage.operators.ops import get
 
@@ -63,7 +63,7 @@ def isolated(
     results = [ir.Value(name=n, type=_result(call.node.outputs[i], double)) for n, i in zip(names, used, strict=True)]
     header: ir.Model = model.header
     shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
-    functions = [f.clone() for f in header.functions.values()]
+    functions = [f.clone() for f in called_functions(header, [call.node])]
     single = ir.Model(shell, ir_version=header.ir_version, functions=functions)
     return Model(Graph(tuple(leaves), outputs), model.weights, names, model.opsets, single), leaves
 
@@ -92,7 +92,8 @@ def observing(model: Model, terms: Sequence[Node]) -> Model:
 
 def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = None) -> Model:
     """A model of a graph over its own inputs, made of terms of another model. It has the operator
-    versions, functions and kernels of that model, and its weights or given ones."""
+    versions and kernels of that model, the functions that the terms call, and its weights or given
+    ones."""
     header: ir.Model = model.header
     names = tuple(f"value_{i}" for i in range(len(graph.outputs)))
     inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
@@ -102,7 +103,7 @@ def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = N
         if node.op == "input":
             declare(value, node.tensor)
     shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(model.opsets), name="graph")
-    functions, said = [f.clone() for f in header.functions.values()], dict(header.metadata_props)
+    functions, said = [f.clone() for f in called_functions(header, _opaque_nodes(graph))], dict(header.metadata_props)
     header = ir.Model(shell, ir_version=header.ir_version, functions=functions, metadata_props=said)
     kept = {n: n.attr("name") for n in graph if n.op == "weight"}
     given = model.weights if weights is None else weights
@@ -117,6 +118,15 @@ def excerpt(model: Model, graph: Graph, weights: Mapping[str, Weight] | None = N
         "defaults": {},
     }
     return replace(model, **own, **none, source=None)
+
+
+def _opaque_nodes(graph: Graph) -> Iterator[ir.Node]:
+    """The ONNX nodes of a graph's opaque terms, and of those in bodies."""
+    for node in graph:
+        if node.op == "opaque":
+            yield node.attr("call").node
+        for _, value in node.attrs:
+            yield from _opaque_nodes(value) if isinstance(value, Graph) else ()
 
 
 def _declare_like(value: ir.Value, node: Node) -> None:

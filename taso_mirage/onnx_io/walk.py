@@ -129,6 +129,20 @@ def _check_known(values: Iterable[ir.Value | None], known: set[ir.Value], name: 
             )
 
 
+def called_functions(source: ir.Model, nodes: Iterable[ir.Node]) -> Iterator[ir.Function]:
+    """The functions of a model that nodes call, themselves or by way of others."""
+    met: set[Any] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        waiting += [inner for body in bodies(node) for inner in body]
+        key = node.op_identifier()
+        if key in source.functions and key not in met:
+            met.add(key)
+            yield source.functions[key]
+            waiting += source.functions[key]
+
+
 def check_expansion(source: ir.Model) -> None:
     """Raise InvalidModel for functions that call each other in a circle, or whose calls expand to
     more than MOST_NODES nodes."""

@@ -35,6 +35,8 @@ LOADS = 2
 CHECKED = 2
 """The number of models that are loaded to check kernels: with their library and, if the model also
 goes to other machines, without."""
+SOME = 0.1
+"""The least seconds of a check in which anything was compared."""
 MEASURING, MANY = 10.0, 256
 """Seconds below which nothing is measured for a search on a GPU, if kernels follow, and terms of a
 model of which so few seconds would measure no part."""
@@ -118,22 +120,31 @@ def parts_seconds(job: Job, left: float) -> float:
 
 
 def _kernel_check_seconds(job: Job) -> float:
-    """Seconds of the check of kernels in a model: in whole models with the kernels and without,
-    which are compared with the original. A large model was compared when its kernels were tried.
-    Without a float64 reference its kernels are checked on the inputs of their regions, which takes
-    a load less than the check of rewrites did, if there was one."""
+    """Seconds of the check of kernels that were made. Those of a large model were compared when
+    they were tried. Without a float64 reference they are checked on the inputs of their regions,
+    which takes few seconds where rewrites were checked so: most of those that it has need only the
+    loads."""
     if large(job) and job.regions > 0:
-        estimated, took = load_seconds(job) + job.regions + job.checking, job.seconds.get("check", 0.0)
-        return min(estimated, took - load_seconds(job)) if took > load_seconds(job) else estimated
+        checked = job.seconds.get("check", 0.0) > SOME
+        regions = load_seconds(job) + LEAST_REGIONS
+        return job.checking + (min(regions, job.regions) if checked else load_seconds(job) + job.regions)
     if large(job):
         return job.checking + (load_seconds(job) if job.config.elsewhere else 0.0)
+    return _whole_check_seconds(job)
+
+
+def _whole_check_seconds(job: Job) -> float:
+    """Seconds of a check of kernels in whole models with the kernels and without, which are
+    compared with the original."""
     share = 1.0 if job.config.elsewhere else 1 / CHECKED
     return share * (compared_seconds(job) + job.checking + CHECKED * load_seconds(job))
 
 
 def _first_kernels(job: Job) -> float:
-    """Seconds until one kernel is in a result: it is made, and tried in the model."""
-    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + _kernel_check_seconds(job)
+    """Seconds until one kernel is in a result: it is made, tried in the model and checked. Whether
+    it will be compared when it is tried is not known before, so the longer check is assumed."""
+    check = _kernel_check_seconds(job) if job.regions > 0 else _whole_check_seconds(job)
+    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + check
 
 
 def _reserve_for_kernels(job: Job, left: float) -> float:

@@ -148,14 +148,6 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
                 return fused(result, asked, config.kernels, *ours, backend, once, job.searchers)
             half = replace(asked, budget=asked.budget / 2)
             made = fused(loops, half, config.kernels, *ours, backend, once, job.searchers)
-            print(
-                "LOOPS",
-                made.remarks[-2:],
-                made.kernels,
-                _ratio(made),
-                _ratio(result),
-                [n.op for n in loops.model.nodes()],
-            )
             if made.kernels and _ratio(made) >= GAIN * _ratio(result):
                 return made
             return fused(result, replace(asked, budget=kernel_seconds(job)), config.kernels, *ours, once=once)

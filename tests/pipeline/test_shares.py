@@ -44,7 +44,7 @@ def job(budget: float, at: float, load: float = 0.3, kernels: str = SEARCH) -> J
 @pytest.mark.parametrize("kernels", [OFF, SEARCH])
 @pytest.mark.parametrize(("budget", "at"), [(3.0, 1.0), (15.0, 4.0), (30.0, 10.0), (60.0, 12.0), (60.0, 40.0)])
 def test_a_search_has_time_whatever_the_budget(kernels: str, budget: float, at: float) -> None:
-    assert search_seconds(job(budget, at, kernels=kernels)) >= (budget - at) / 12
+    assert search_seconds(job(budget, at, kernels=kernels)) >= (budget - at) / 8
 
 
 @pytest.mark.parametrize("load", [0.1, 2.0, 8.0])
@@ -113,14 +113,14 @@ def test_kernels_of_a_large_model_keep_no_time_for_comparisons() -> None:
     assert kernel_seconds(small) <= 30.0 - small.checking - 2 * 1.0 - 4.0
 
 
-def test_the_check_of_kernels_takes_no_longer_than_that_of_rewrites_took() -> None:
+def test_kernels_of_checked_rewrites_keep_little_time_for_their_own_check() -> None:
     made = job(60.0, 33.0, load=2.3)
     made.running, made.checking, made.regions = 0.1, 4.5, 7.2
     estimated = kernel_seconds(made)
     made.seconds["check"] = 1e-5  # nothing was changed, so nothing was checked
     assert kernel_seconds(made) == estimated
     made.seconds["check"] = 8.7
-    assert kernel_seconds(made) == pytest.approx(27.0 - (8.7 - 2.3))
+    assert kernel_seconds(made) == pytest.approx(27.0 - 4.5 - 2.3 - 2.0)
     assert kernel_seconds(made) > estimated + 4.0
 
 

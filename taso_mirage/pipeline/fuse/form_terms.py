@@ -5,7 +5,7 @@ products, taken apart."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taso_mirage.forms.base.conversion import Conversion
 from taso_mirage.forms.base.form import ModelTerms, PreparedKinds, in_operators
@@ -14,6 +14,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, topological, users, with_args
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.rewriting.forms import ADDED, RegionPattern
+from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.search.weights import fold_weights
 
 TO_FIRST, TO_LAST = (RegionPattern(f"transpose(y, perm={perm})") for perm in (FIRST, LAST))
@@ -29,6 +30,16 @@ class ModelInTerms:
     weights: Mapping[str, Weight]
     biases: Mapping[Node, Node]
     """The biases of convolutions, by the terms that are added in their place."""
+    places: Mapping[Node, Node]
+    """The terms of the model of which it was made, by those that have their values."""
+
+    def in_original(self, region: EmbeddedRegion) -> EmbeddedRegion | None:
+        """The place of a region in the model of which this one was made; None where that model does
+        not have its operands and results: weights and images in the order of a form."""
+        if not all(n in self.places for n in (*region.inputs, *region.outputs)):
+            return None
+        inputs, outputs = (tuple(self.places[n] for n in side) for side in (region.inputs, region.outputs))
+        return replace(region, inputs=inputs, outputs=outputs)
 
     def without_rest(self, model: Model) -> Model:
         """This model, some parts of which are kernels now, with all other parts as in the original:
@@ -69,8 +80,9 @@ def with_terms(model: Model, kinds: Sequence[ModelTerms]) -> ModelInTerms:
         terms, members = ends.get(node, (None, []))
         new = None if terms is None else terms.term(members, made)
         made.done[node] = new or with_args(node, tuple([made.done[a] for a in node.args]))
-    kept = _with_outputs(model, tuple([made.done[o] for o in model.graph.outputs]), made.weights)
-    return ModelInTerms(kept, made.originals, model.weights, made.biases)
+    outputs = tuple([made.done[o] for o in model.graph.outputs])
+    kept = _with_outputs(model, outputs, made.weights)
+    return ModelInTerms(kept, made.originals, model.weights, made.biases, {new: old for old, new in made.done.items()})
 
 
 def _ends(model: Model, kinds: Sequence[ModelTerms]) -> dict[Node, tuple[ModelTerms, list[Node]]]:

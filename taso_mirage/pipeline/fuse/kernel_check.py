@@ -16,7 +16,6 @@ from typing import Any
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
-from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.regional import NO_TIME, ClaimedModel, RegionalCheck
@@ -44,14 +43,6 @@ class KernelCheck:
         fine = Fine.of(self.original)
         finely = None if fine is None else fine.opened(model, self.target)
         return compare(self.original, session, self.cases, finely, SHARE if library else 0.0)
-
-    def without_library(self, model: Model) -> list[Difference]:
-        """The differences of the model whose kernels run as functions; none if it stays on this
-        machine."""
-        if not self.elsewhere:
-            return []
-        there = model.without_library()
-        return self.whole(there, runtime.open_in_child(there, self.target), library=False)
 
     @property
     def by_regions(self) -> bool:

@@ -119,19 +119,23 @@ class KernelMaker:
         return self.predicted
 
     def _predict(self, kinds: Sequence[EqualRegions]) -> None:
-        """Search and compile the predicted kernels of some kinds, then measure one after the
-        other, while there is time."""
+        """Search and compile the predicted kernels of some kinds, and measure one after the other,
+        those first that may save most, while there is time. Where models run on the cores, the
+        compilers end before."""
         end, begun = time.monotonic() + SEARCHED * (self.time.left() - self.time.trial), list[_BegunKernel]()
         for kind in kinds:
             if (seconds := end - time.monotonic()) > 0:
                 for variant in self._known_or_first(kind):
                     begun += self._contained(kind, variant, partial(self._begun, kind, variant, seconds))
-        compiled = [(each, self._contained(each.kind, each.variant, each.wait)) for each in begun]
-        for each, choices in compiled:
+        begun.sort(key=lambda each: -self.kinds.possible[each.kind])
+        compiled = ((each, self._contained(each.kind, each.variant, each.wait)) for each in begun)
+        for each, choices in compiled if self.backend.searching else list(compiled):
             for choice in choices:
                 found = self._contained(each.kind, each.variant, partial(self._measured, each.variant, choice))
                 best = [*([self.predicted[each.kind]] if each.kind in self.predicted else []), *found]
                 self.predicted |= {each.kind: max(best, key=lambda kernel: kernel.saved)} if best else {}
+            if self.time.late():
+                break
 
     def _by_search(self, kind: EqualRegions) -> float:
         """The order of searches: most possible savings for each second first, of which a search

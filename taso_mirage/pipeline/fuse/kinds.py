@@ -112,8 +112,10 @@ def find_kinds(
         with contained("loops", report):
             made.model = model = with_scans(model)
         with contained("any region", report):
-            made.layout = with_terms(model, prepared.terms) if prepared.terms else None
-            made.model = made.layout.model if made.layout else decompose(model, sizes, prepared)
+            if not prepared.terms:
+                made.model = decompose(model, sizes, prepared)
+            elif (converted := with_terms(model, prepared.terms)).model.graph != model.graph:
+                made.layout, made.model = converted, converted.model
     found: dict[EqualRegions, list[RegionSite]] = {}
     with contained("any region", report):
         found, made.left_out = free_regions(made.model, sizes, backend.lanes, backend.batched, prepared, late, report)

@@ -28,8 +28,8 @@ from taso_mirage.runtime.embed import embed
 class ModelTrials:
     """Trials of kernels in the model `before` them. `kept` are the kernels that stay, `placed` each
     set of them with its gain. With `once` all are tried together against the original, whose
-    session is `first`, and `timing` are its times against the model. With `elsewhere` the kernels
-    are those for all machines."""
+    session is `first`: the `open` one, if there is one. `timing` are its times against the model.
+    With `elsewhere` the kernels are those for all machines."""
 
     result: Result
     before: Model
@@ -41,6 +41,7 @@ class ModelTrials:
     report: ErrorReport
     elsewhere: bool
     once: bool
+    open: Session | None = None
     kept: list[RegionKernel] = field(default_factory=list)
     placed: list[PlacedKernels] = field(default_factory=list)
     count: int = 0
@@ -94,7 +95,9 @@ class ModelTrials:
         """A session on the model with which the next one is compared: the model so far, or the
         original if there is a single comparison."""
         if self.once and not self.kept:
-            self.first = runtime.original(self.result.original, self.comparisons.clock().plain)
+            clock = self.comparisons.clock().plain
+            known = self.open if self.open is not None and self.open.target == clock else None
+            self.first = known or runtime.original(self.result.original, clock)
             return self.first
         return self.comparisons.opened(self.with_kernels(self.kept) if self.kept else self.before)
 

@@ -20,7 +20,7 @@ KERNEL, KNOWN = 4.0, 0.5
 kinds correct them."""
 LEAST = 0.5
 """The least seconds left in which a kernel is begun."""
-LONGEST = 2 * KERNEL
+LONGEST = 1.5 * KERNEL
 """The seconds that a kernel may take on a busy machine: with less time left, no further one is
 begun if all are tried at once."""
 PART = 1 / 3

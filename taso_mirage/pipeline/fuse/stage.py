@@ -30,7 +30,7 @@ from taso_mirage.measure.timing import GAIN, Timing
 from taso_mirage.pipeline.fuse.choices import KernelChoices
 from taso_mirage.pipeline.fuse.comparisons import Comparisons, elsewhere_note
 from taso_mirage.pipeline.fuse.kernel_check import KernelCheck
-from taso_mirage.pipeline.fuse.kernel_maker import BULK, KernelMaker
+from taso_mirage.pipeline.fuse.kernel_maker import KernelMaker
 from taso_mirage.pipeline.fuse.kinds import find_kinds
 from taso_mirage.pipeline.fuse.model_trials import ModelTrials
 from taso_mirage.pipeline.fuse.modes import check_mode
@@ -40,6 +40,7 @@ from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.contained import contained
 from taso_mirage.report.leftover import Leftover, leftover
 from taso_mirage.report.result import Result
+from taso_mirage.runtime.embed import EmbeddedRegion
 from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.terminal import plural
@@ -115,7 +116,17 @@ class _Stage:
             kinds, choices, backend, spent, sizes, comparisons.clock, self._report, config.elsewhere
         )
         self.trials = ModelTrials(
-            result, base.model, kinds, sizes, backend, comparisons, spent, self._report, config.elsewhere, once
+            result,
+            base.model,
+            kinds,
+            sizes,
+            backend,
+            comparisons,
+            spent,
+            self._report,
+            config.elsewhere,
+            once,
+            original,
         )
 
     def run(self, ready: Workers | None) -> Result:
@@ -166,8 +177,6 @@ class _Stage:
                     self.notes.append(f"other workers tuned {plural(asked.taken, 'kernel')}")
 
     def _first(self) -> Mapping[EqualRegions, RegionKernel]:
-        if not self.base.target.on_cores and len(self.kinds.places) <= BULK:
-            return {}  # tuning the best of a few kinds gains more on a GPU, where it takes seconds
         return self.maker.first(lambda done: self.progress("kernels", done, len(self.kinds.places)))
 
     def _makes(self, kind: EqualRegions, seconds: float) -> list[RegionKernel]:
@@ -221,7 +230,8 @@ class _Stage:
     def _check(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        differences = self._differences(model)
+        there = model.without_library()
+        differences = self._differences(model, there)
         if (bad := next((d for d in differences if not d.passed), None)) is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
             return replace(result, failure=why) if result.failure is None else result.noted(str(why))
@@ -229,7 +239,7 @@ class _Stage:
         if not (timing.as_fast and timing.ratio >= GAIN):  # each kind alone was already faster
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         if self.config.elsewhere:
-            as_fast, said = self._elsewhere(model)
+            as_fast, said = self._elsewhere(there)
             if not as_fast:
                 return result.noted(said)
             self.notes.append(said)
@@ -247,40 +257,54 @@ class _Stage:
         )
         return made.noted(*self.notes)
 
-    def _differences(self, model: Model) -> list[Difference]:
-        """The differences of the model with its kernels, and without their library where it is for
-        other machines, too."""
+    def _differences(self, model: Model, there: Model) -> list[Difference]:
+        """The differences of the model with its kernels, and those of the model `there` is without
+        their library, where it is for other machines, too."""
         trials, result = self.trials, self.result
         kernels = rounding_nothing(trials.kept, trials.backend)
         target = self.base.target
         check = KernelCheck(result.original, result.cases, target, self.config.elsewhere)
         session = runtime.open_in_child(model, target, check=passes_checker(result.original))
-        regions = None
-        if check.by_regions and trials.kinds.layout is None:
-            placed = [region for each in kernels or trials.kept for region in each.regions]
-            regions = check.regions(trials.kinds.model, placed, trials.sizes, lambda: child().deadline.last() <= 0)
-        if any(not each.passed for each in regions or ()):
-            return regions or []
+        placed = [region for each in kernels or trials.kept for region in each.regions]
+        regions, every = self._regional(check, placed) if check.by_regions else ([], False)
+        if any(not each.passed for each in regions):
+            return regions
         model = model if kernels is None else trials.with_kernels(kernels)
         session = session if kernels is None else runtime.open_in_child(model, target)
-        whole = check.whole(model, session)
-        return [*regions, *whole] if regions is not None else [*whole, *check.without_library(model)]
+        found = [*regions, *check.whole(model, session)]
+        if every or not self.config.elsewhere:
+            return found
+        trials.comparisons.held.append(runtime.open_in_child(there, target))  # which may be compared next
+        return [*found, *check.whole(there, trials.comparisons.held[-1], library=False)]
+
+    def _regional(self, check: KernelCheck, placed: Sequence[EmbeddedRegion]) -> tuple[list[Difference], bool]:
+        """The differences of the regions with kernels, and whether every region was compared:
+        convolutions in the terms of forms are compared in the whole model only."""
+        kinds = self.trials.kinds
+        model, own = kinds.model, list(placed)
+        if kinds.layout is not None:
+            model = self.trials.before
+            own = [r for each in placed if (r := kinds.layout.in_original(each)) is not None]
+        found = check.regions(model, own, self.trials.sizes, lambda: child().deadline.last() <= 0) if own else None
+        every = found is not None and len(own) == len(placed)
+        if not every:
+            self.notes.append("some kernels were compared only in the whole model, not in float64")
+        return found or [], every
 
     def _compare(self, model: Model) -> Timing:
         """The times of the original and of the model."""
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
-    def _elsewhere(self, model: Model) -> tuple[bool, str]:
-        """Whether the model is as fast as the original without its kernels' library, and the line
-        that says so. Its functions are the operators of the model before kernels, which was
-        measured.
+    def _elsewhere(self, there: Model) -> tuple[bool, str]:
+        """Whether the model is as fast as the original without its kernels' library, as it is
+        `there`, and the line that says so. Its functions are the operators of the model before
+        kernels, which was measured.
         """
         trials = self.trials
         same = trials.once and trials.kinds.has_operators_of(trials.before)
         known = same and not any(k.turned for k in trials.kept)
         if known and not any(region.free for kind in trials.kept for region in kind.regions):
             return True, elsewhere_note(True, trials.gained)
-        there = model.without_library()
         if trials.first is not None:
             timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first))
             return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)

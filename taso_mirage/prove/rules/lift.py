@@ -152,7 +152,9 @@ def rebound(outputs: Sequence[Node], dim: Callable[[Dim], Dim]) -> tuple[Node, .
         elif node is ABSENT or node.op == "constant":
             done[node] = node
         else:
-            done[node] = get(node.op).term(*[done[a] for a in node.args], **{k: _bound(v, dim) for k, v in node.attrs})
+            args, attrs = tuple(done[a] for a in node.args), {k: _bound(v, dim) for k, v in node.attrs}
+            same = args == node.args and attrs == dict(node.attrs)  # also of one that is no operator
+            done[node] = node if same else get(node.op).term(*args, **attrs)
     return tuple(done[o] for o in outputs)
 
 
