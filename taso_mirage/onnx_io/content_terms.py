@@ -97,8 +97,14 @@ class OpenedLoop:
         wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
         made = substitute(wanted, names, topological(wanted, stop=self.closed))
         which = f"the last state {order.index(index)}" if last else "the values"
-        content = NodeContent(self.closed.operator, f"{which} of {self.steps}", (("body", len(made)),))
-        return Node("opaque", (*(self.firsts[i] for i in order), *made), (("call", content),), self.types[index])
+        return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index])
+
+    def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type) -> Node:
+        """A result, of which the last operands are terms of a step. The types of the operands are in
+        its content, because records name a result by one of the same content."""
+        kinds = ", ".join(str(a.type) for a in args)
+        content = NodeContent(self.closed.operator, f"{which} {type} of {self.steps} over {kinds}", (("body", count),))
+        return Node("opaque", args, (("call", content),), type)
 
     def _needed(self, index: int) -> list[int]:
         """The states on which a result depends."""
@@ -135,8 +141,7 @@ class OpenedLoop:
         if not {*self.leaves, step}.isdisjoint(outside) or whole.type != self.types[index]:
             return None
         element = get("gather").term(whole, step, axis=0)
-        content = NodeContent(self.closed.operator, f"the values of {self.steps}", (("body", 1),))
-        one, two = (Node("opaque", (each,), (("call", content),), whole.type) for each in (value, element))
+        one, two = (self._node("the values", (each,), 1, whole.type) for each in (value, element))
         return one, two
 
     def renumbered(self, index: int, most: int) -> Iterator[Node]:
