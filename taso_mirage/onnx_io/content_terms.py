@@ -100,8 +100,8 @@ class OpenedLoop:
         return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index])
 
     def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type) -> Node:
-        """A result, of which the last operands are terms of a step. The types of the operands are in
-        its content, because records name a result by one of the same content."""
+        """A result, of which the last operands are terms of a step. The types of the operands are
+        in its content, because records name a result by one of the same content."""
         kinds = ", ".join(str(a.type) for a in args)
         content = NodeContent(self.closed.operator, f"{which} {type} of {self.steps} over {kinds}", (("body", count),))
         return Node("opaque", args, (("call", content),), type)
