@@ -31,11 +31,12 @@ CHAIN = """
 def test_every_loop_of_a_chain_gets_lighter() -> None:
     model = from_memory(parse(CHAIN))
     job: Any = SimpleNamespace(config=SimpleNamespace(measure=True, portable=False), remarks=[])
-    problem: Any = SimpleNamespace(weights=dict(model.weights), proofs=Proofs(None))
+    problem: Any = SimpleNamespace(model=model, weights=dict(model.weights), proofs=Proofs(None))
     found, steps = rewrite_loops(job, problem, model)
     assert [n.op for n in found.nodes() if n.op not in ("input", "item")] == [
         "tanh",
         "scan",
+        "neg",
         "exp",
         "scan",
         "sigmoid",
