@@ -9,6 +9,7 @@ import numpy as np
 
 from op_specs.arithmetic import add, exp, mul, sub
 from op_specs.core import item
+from op_specs.expand import expand
 from op_specs.matmul import matmul
 from op_specs.reshape import reshape, squeeze, unsqueeze
 from op_specs.scan import scan
@@ -89,7 +90,7 @@ def _first(xp, sequences, state):
     if xp.shape(sequences[0]) != key or any(s[:3] != key[:3] for s in (value, *gates)) or wrong:
         raise IllTyped("operands of different heads or positions")
     if state is None:
-        return xp.constant(Literal.of(np.zeros(shape, numpy_dtype(xp.dtype(sequences[0])))))
+        return expand(xp, xp.constant(Literal.of(np.zeros((), numpy_dtype(xp.dtype(sequences[0]))))), shape=shape)
     if xp.shape(state) != shape:
         raise IllTyped(f"a state of the shape {xp.shape(state)} in the place of one of {shape}")
     return state

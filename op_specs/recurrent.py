@@ -7,6 +7,7 @@ import numpy as np
 from op_specs.activations import relu, sigmoid, softplus, softsign, tanh
 from op_specs.arithmetic import add, mul, sub
 from op_specs.core import item
+from op_specs.expand import expand
 from op_specs.matmul import matmul
 from op_specs.reshape import squeeze, unsqueeze
 from op_specs.scan import scan
@@ -86,7 +87,8 @@ def _first(xp, x, given, size: int):
     """A state before the first step: zeros where there is none."""
     if given is not None:
         return squeeze(xp, given, axes=(0,))
-    return xp.constant(Literal.of(np.zeros((xp.shape(x)[1], size), numpy_dtype(xp.dtype(x)))))
+    zero = xp.constant(Literal.of(np.zeros((), numpy_dtype(xp.dtype(x)))))
+    return expand(xp, zero, shape=(xp.shape(x)[1], size))
 
 
 def _rows(xp, x, i: int, size: int, matrix: int):

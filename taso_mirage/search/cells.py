@@ -204,9 +204,10 @@ class _Parts:
 
 
 def _width(node: Node) -> int:
-    if not isinstance(node.type, Tensor) or not all(isinstance(n, int) for n in node.shape):
-        raise NoCell(f"{node} of unknown sizes")
-    return int(node.shape[-1]) if node.shape else 1
+    width = node.shape[-1] if isinstance(node.type, Tensor) and node.shape else 1
+    if not isinstance(width, int):
+        raise NoCell(f"{node} of free width")
+    return width
 
 
 def _fitting(node: Node, columns: ColumnRange) -> ColumnRange:

@@ -9,7 +9,7 @@ induction both loops are equal (`onnx_io/content_terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import permutations, product
@@ -17,8 +17,9 @@ from itertools import permutations, product
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.dims import Dim, bind, symbols
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, substitute, topological, variable
+from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.onnx_io.loops import STEP, state_leaves
 from taso_mirage.onnx_io.states import is_zero
@@ -40,6 +41,8 @@ from taso_mirage.search.steps import RewriteStep
 
 FIXED = 4
 """The operands of an operator before its first states: a sequence, both weights, and biases."""
+FREE = 2
+"""A free size, where numbers are compared."""
 NAMES = 3
 """The largest number of different activations of a step."""
 
@@ -113,7 +116,7 @@ def _by_sequences(operator: Op, of_loop: Looping, loop: Node) -> Iterator[LayerC
         wanted = retyped(_parts(loop), table)
         smaller = of_loop(firsts, retyped(sequences, table))
         for (layer, results), (_, like) in zip(of_loop(firsts, sequences), smaller, strict=True):
-            if len(results) == len(wanted) and _same_numbers(wanted, like, {*firsts, *table.values()}):
+            if len(results) == len(wanted) and _same_numbers(wanted, like, dict.fromkeys((*firsts, *table.values()))):
                 zero = [a if a not in firsts or not is_zero(a) else ABSENT for a in layer.args]
                 final = operator.term(*zero, **dict(layer.attrs))
                 places = dict(enumerate(range(len(results))))
@@ -150,12 +153,18 @@ def _in_steps(x: Node, number: int) -> Node:
 
 
 def _same_numbers(first: Sequence[Node], second: Sequence[Node], leaves: Collection[Node]) -> bool:
-    rng = np.random.default_rng(0)
-    env = {leaf: rng.normal(size=[int(n) for n in leaf.shape]) for leaf in leaves}
+    env, sizes = _numbers(leaves)
     if [n.type for n in first] != [n.type for n in second]:
         return False
-    here, there = interpret(first, REALS, env), interpret(second, REALS, env)
+    here, there = (interpret(side, REALS, env, sizes=dict(sizes)) for side in (first, second))
     return all(np.allclose(here[a], there[b], 1e-9, 1e-9) for a, b in zip(first, second, strict=True))
+
+
+def _numbers(leaves: Iterable[Node]) -> tuple[dict[Node, Array], dict[str, int]]:
+    """Random numbers for some terms, and sizes for their letters."""
+    leaves, rng = list(leaves), np.random.default_rng(0)
+    sizes = {name: FREE for leaf in leaves for n in leaf.shape for name in symbols(n)}
+    return {leaf: rng.normal(size=[int(bind(n, sizes)) for n in leaf.shape]) for leaf in leaves}, sizes
 
 
 # ---------------------------------------------------------------- operators of cells
@@ -249,10 +258,9 @@ class _Pattern:
         return None
 
     def _same_numbers(self, cell: Cell, table: Mapping[Node, Node]) -> bool:
-        rng = np.random.default_rng(0)
-        mine = {leaf: rng.normal(size=[int(n) for n in leaf.shape]) for leaf in table}
-        here = interpret(self.cell.skeleton, REALS, mine)
-        there = interpret(cell.skeleton, REALS, {table[leaf]: value for leaf, value in mine.items()})
+        mine, sizes = _numbers(table)
+        here = interpret(self.cell.skeleton, REALS, mine, sizes=sizes)
+        there = interpret(cell.skeleton, REALS, {table[leaf]: value for leaf, value in mine.items()}, sizes=sizes)
         order = [cell.states.index(table[s]) for s in self.firsts]
         pairs = zip(self.cell.skeleton, (cell.skeleton[i] for i in order), strict=True)
         return all(np.allclose(here[a], there[b], 1e-9, 1e-9) for a, b in pairs)

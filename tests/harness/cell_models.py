@@ -22,10 +22,10 @@ BEFORE = """
 """
 MIXED = "one = Constant<value = float {1}>() \n y = Sub(one, z) \n u = Mul(y, n) \n v = Mul(z, h) \n h2 = Add(u, v)"
 MODEL = """
-    g (float[2, 4] h0, float[2, 4] c0, float[{t}, 2, 3] X, float[{i}, {w}] W, float[4, {w}] R, float[{w}] b)
+    g (float[{n}, 4] h0, float[{n}, 4] c0, float[{t}, {n}, 3] X, float[{i}, {w}] W, float[4, {w}] R, float[{w}] b)
             => ({results}) {{
         {before}
-        {outputs} = Scan<num_scan_inputs = 1{more}, body = step ({states}, float[2, {e}] x) => ({news}, float[2, 4] y9) {{
+        {outputs} = Scan<num_scan_inputs = 1{more}, body = step ({states}, float[{n}, {e}] x) => ({news}, float[{n}, 4] y9) {{
             {step} \n y9 = Identity({output})
         }}>({firsts}, {sequence})
     }}
@@ -37,6 +37,7 @@ def layer(
     gates: int,
     states: str = "h c",
     t: int | str = 3,
+    n: int | str = 2,
     rows: int = 3,
     before: str = "",
     sequence: str = "X",
@@ -45,13 +46,14 @@ def layer(
     firsts: str = "",
     output: str = "h2",
 ) -> onnx.ModelProto:
-    """A loop over `X` (t, 2, 3) whose step computes `h2` (and `c2`) of `x`, `h` (and `c`), the
+    """A loop over `X` (t, n, 3) whose step computes `h2` (and `c2`) of `x`, `h` (and `c`), the
     matrices `W` (rows, 4 gates) and `R`, and the vector `b`. `states`: their order; `before`: nodes
-    that compute `sequence`, of elements (2, width)."""
+    that compute `sequence`, of elements (n, width)."""
     names = states.split()
     return parse(
         MODEL.format(
             t=t,
+            n=n,
             i=rows,
             w=4 * gates,
             e=width,
@@ -60,11 +62,11 @@ def layer(
             step=step,
             output=output,
             more=", scan_input_directions = [1], scan_output_directions = [1]" if backward else "",
-            results=", ".join([*(f"float[2, 4] {n}9" for n in names), f"float[{t}, 2, 4] Y"]),
-            outputs=", ".join([*(f"{n}9" for n in names), "Y"]),
-            states=", ".join(f"float[2, 4] {n}" for n in names),
-            news=", ".join(f"float[2, 4] {n}2" for n in names),
-            firsts=firsts or ", ".join(f"{n}0" for n in names),
+            results=", ".join([*(f"float[{n}, 4] {each}9" for each in names), f"float[{t}, {n}, 4] Y"]),
+            outputs=", ".join([*(f"{each}9" for each in names), "Y"]),
+            states=", ".join(f"float[{n}, 4] {each}" for each in names),
+            news=", ".join(f"float[{n}, 4] {each}2" for each in names),
+            firsts=firsts or ", ".join(f"{each}0" for each in names),
         )
     )
 
@@ -87,7 +89,7 @@ def counted_layer(t: int | str) -> onnx.ModelProto:
 ZEROS = "s9 = Constant<value = int64[2] {2, 4}>() \n z0 = ConstantOfShape(s9)"
 LAYERS = {
     "lstm": lambda: layer(f"{SUM} {LSTM}", 4),
-    "lstm of any length": lambda: layer(f"{SUM} {LSTM}", 4, t="t"),
+    "lstm of any length": lambda: layer(f"{SUM} {LSTM}", 4, t="t", n="n"),
     "lstm backward": lambda: layer(f"{SUM} {LSTM}", 4, backward=True),
     "lstm with its cell first": lambda: layer(f"{SUM} {LSTM}", 4, states="c h"),
     "lstm with the gates in another order": lambda: layer(
@@ -116,7 +118,7 @@ LAYERS = {
     "lstm with another activation": lambda: layer(f"{SUM} {LSTM}".replace("k = Tanh(c2)", "k = Softsign(c2)"), 4),
     "lstm of states that are zero": lambda: layer(f"{SUM} {LSTM}", 4, before=ZEROS, firsts="z0, h0"),
     "gru": lambda: layer(f"{GRU} {MIXED}", 3, "h"),
-    "gru of any length": lambda: layer(f"{GRU} {MIXED}", 3, "h", t="t", backward=True),
+    "gru of any length": lambda: layer(f"{GRU} {MIXED}", 3, "h", t="t", n="n", backward=True),
     "rnn that is counted": lambda: counted_layer(3),
     "gru as a step to the hidden gate": lambda: layer(
         f"{GRU} d = Sub(h, n) \n u = Mul(z, d) \n h2 = Add(n, u)", 3, "h"

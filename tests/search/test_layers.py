@@ -83,7 +83,7 @@ def test_a_loop_becomes_the_operator_and_the_checker_follows(name: str) -> None:
     assert found.places
     assert not found.alone
     rng = np.random.default_rng(0)
-    feed = {n.attr("name"): random_array(n, rng, {"t": 3}) for n in model.graph.inputs}
+    feed = {n.attr("name"): random_array(n, rng, {"t": 3, "n": 2}) for n in model.graph.inputs}
     for a, b in zip(run(LAYERS[name](), **feed), run(after, **feed), strict=True):
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
 

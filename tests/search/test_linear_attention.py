@@ -46,11 +46,12 @@ RULES = {
 
 
 def attention(rule: str, t: int | str = 3) -> onnx.ModelProto:
+    """The loop; of any number of samples where its length is free."""
     text = GATED_DELTA
     for old, new in RULES[rule]:
         assert old in text
         text = text.replace(old, new)
-    return parse(text.format(t=t, h=2, k=4, v=4, b=1))
+    return parse(text.format(t=t, b="n" if t == "t" else 1, h=2, k=4, v=4))
 
 
 def found_in(model: Model) -> tuple[Node, Node, LayerCandidate, tuple[RewriteStep, ...]]:
@@ -96,13 +97,13 @@ def test_a_loop_becomes_the_operator_and_the_checker_follows(rule: str, t: int |
     assert found.places
     assert not found.alone
     rng = np.random.default_rng(0)
-    feed = {n.attr("name"): random_array(n, rng, {"t": 3}) for n in model.graph.inputs}
+    feed = {n.attr("name"): random_array(n, rng, {"t": 3, "n": 2}) for n in model.graph.inputs}
     for a, b in zip(run(attention(rule, t), **feed), run(after, **feed), strict=True):
         np.testing.assert_allclose(a, b, 1e-3, 1e-4)
 
 
 def test_kernels_are_for_the_loop_again() -> None:
-    model, _, _, done, _ = certified("linear", "t")
+    model, _, _, done, _ = certified("linear", 3)
     loops = with_loops(done)
     assert loops is not None
     assert [n.op for n in loops.model.nodes() if n.op in ("scan", "linear_attention", "reshape", "transpose")] == [
