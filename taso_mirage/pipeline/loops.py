@@ -47,15 +47,13 @@ def rewrite_loops(
     them, and the steps; the problem gets the weights of the bodies. `seconds` decides where a loop
     has several forms; without it the operator is taken."""
     steps: list[RewriteStep] = []
-    table: dict[Node, Node] = {}
     outputs, origins, given = model.graph.outputs, dict(model.origins), set(problem.model.nodes())
-    for node in model.nodes() if job.config.measure else ():
-        (current,) = substitute((node,), table)
-        found = as_scan(replace(model, weights=problem.weights), current)
+    for node in reversed(model.nodes()) if job.config.measure else ():  # so the operands are as they were
+        found = as_scan(replace(model, weights=problem.weights), node)
         if found is None:
             continue
-        olds = results_of(current)
-        forms = [*_forms(found, problem, job.config.portable, current in given)]
+        olds = results_of(node)
+        forms = [*_forms(found, problem, job.config.portable, node in given)]
         weights = {**problem.weights, **found.weights} if forms else problem.weights
         models = [
             model.with_graph(substitute(outputs, dict(zip(olds, f.results, strict=True))), weights) for f in forms
@@ -64,7 +62,6 @@ def rewrite_loops(
         if made is None:
             continue
         problem.weights.update(found.weights)
-        table |= zip(results_of(node), made.results, strict=True)
         outputs = substitute(outputs, dict(zip(olds, made.results, strict=True)))
         origins |= {made.term: origins[node]} if node in origins else {}
         steps.append(RewriteStep((BODIES,), olds, made.results, obligations=made.obligations, behind=made.behind))

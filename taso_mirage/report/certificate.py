@@ -163,6 +163,11 @@ class _Book:
             self._number(each)
         return self._numbers[node]
 
+    def _is_there(self, node: Node) -> bool:
+        """Whether records can name a term: each node below it is like one of the model."""
+        below = topological([node], stop=self._numbers)
+        return all(n.op != "opaque" or (n.op, n.attrs) in self._like for n in below)
+
     def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed in advance, or an equality between
         terms."""
@@ -175,6 +180,8 @@ class _Book:
             return
         leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
+        if not all(map(self._is_there, cut)):
+            return  # a result of a loop that the model does not use
         instance = cut_free(region.olds, region.news, cut)
         index = self._equality(region.equations, instance)
         places = {leaf.attr("name"): self.of(node) for node, leaf in cut.items()}
