@@ -3,9 +3,11 @@ through their new values is computed for all steps at once from the values of al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
@@ -31,16 +33,27 @@ def results_of(loop: Node) -> tuple[Node, ...]:
     return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
+def _of_a_step(loop: Node) -> tuple[Node, ...]:
+    """The elements of sequences that a step reads, and its outputs besides the states."""
+    body, states = loop.attr("body"), loop.attr("states")
+    return (*body.inputs[states : states + loop.attr("sequences")], *body.outputs[states:])
+
+
+def _elements(terms: Iterable[Node]) -> int:
+    return sum(usual_size(dim_product(n.shape)) for n in terms)
+
+
 def without_outputs(loop: Node, proofs: Proofs) -> LighterLoop | None:
     """The loop that gives, of all steps, only the new values of states; None where none of its
-    results can be computed from them."""
+    results can be computed from them, or the states have more elements than a step reads and gives:
+    the states of attention in all steps would fill the memory."""
     body: Graph = loop.attr("body")
     states = int(loop.attr("states"))
     news, others = body.outputs[:states], body.outputs[states:]
     moved = {i: _read(o, news) for i, o in enumerate(others, states) if o not in news and not _reads(o, body, news)}
     moved = {i: read for i, read in moved.items() if read}
     used = list(dict.fromkeys(k for read in moved.values() for k in read))
-    if not used:
+    if not used or _elements(news[k] for k in used) > _elements(_of_a_step(loop)):
         return None
     kept = [i for i in range(states, len(body.outputs)) if i not in moved]
     step = Graph(body.inputs, (*news, *(body.outputs[i] for i in kept), *(news[k] for k in used)))

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import optimized, parse
+from loop_models import as_terms, gated_delta
 from onnx_texts import run
 
 from taso_mirage.certificates.follow import follow
@@ -145,3 +146,10 @@ def test_a_record_of_another_result_is_refused(kind: str, places: list[Any]) -> 
     records = [*text["records"][:at], new, *text["records"][at + 1 :]]
     with pytest.raises(CheckFailed):
         follow(before, after, {**text, "records": records}, JUDGE)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_large_states_are_not_kept_of_all_steps(size: int) -> None:
+    """The state of attention has many times the elements of what a step reads and gives."""
+    (node,) = [n for n in as_terms(gated_delta(k=size, v=size)).nodes() if n.op == "scan"]
+    assert (without_outputs(node, PROOFS) is None) == (size > 2)
