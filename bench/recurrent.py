@@ -1,4 +1,4 @@
-"""Recurrences written as a Scan beside ONNX Runtime on the same file, at several lengths.
+"""Recurrences written as a loop beside ONNX Runtime on the same file, at several lengths.
 
     python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60]
 
@@ -104,6 +104,70 @@ GRU = """
         }}>(h0, X)
     }}
 """
+GENERAL = """
+    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] R, float[{t}, 1, {h}, {k}] D, float[{t}, 1, {h}, {k}] K,
+       float[{t}, 1, {h}, {v}] V, float[{t}, 1, {h}, {k}] A, float[{t}, 1, {h}, {k}] B)
+            => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
+        S, O = Scan<num_scan_inputs = 6, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] r, float[1, {h}, {k}] d,
+                float[1, {h}, {k}] k, float[1, {h}, {v}] v, float[1, {h}, {k}] a, float[1, {h}, {k}] b)
+                => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
+            d0 = Sigmoid(d) \n d1 = Unsqueeze(d0, m1) \n s1 = Mul(s, d1)
+            a1 = Unsqueeze(a, m2) \n sa = MatMul(a1, s) \n b1 = Unsqueeze(b, m1) \n p = Mul(b1, sa) \n s3 = Sub(s1, p)
+            k1 = Unsqueeze(k, m1) \n v1 = Unsqueeze(v, m2) \n u = Mul(k1, v1) \n s2 = Add(s3, u)
+            r1 = Unsqueeze(r, m2) \n o1 = MatMul(r1, s2) \n o = Squeeze(o1, m2)
+        }}>(S0, R, D, K, V, A, B)
+    }}
+"""
+DUAL = """
+    g (float[1, {h}, {v}, {k}] S0, float[{t}, 1, {h}, {v}] X, float[{t}, 1, {h}] T, float[{t}, 1, {k}] B, float[{t}, 1, {k}] C,
+       float[{h}] A, float[{h}] D) => (float[1, {h}, {v}, {k}] S, float[{t}, 1, {h}, {v}] Y) {{
+        m1 = Constant<value = int64[1] {{-1}}>()
+        n12 = Constant<value = int64[2] {{1, 2}}>() \n n13 = Constant<value = int64[2] {{1, 3}}>()
+        S, Y = Scan<num_scan_inputs = 4, body = step (float[1, {h}, {v}, {k}] s, float[1, {h}, {v}] x, float[1, {h}] t, float[1, {k}] b,
+                float[1, {k}] c) => (float[1, {h}, {v}, {k}] s2, float[1, {h}, {v}] y) {{
+            t0 = Softplus(t) \n e = Exp(A) \n e0 = Neg(e) \n e1 = Mul(t0, e0) \n a = Exp(e1)
+            a1 = Unsqueeze(a, m1) \n a2 = Unsqueeze(a1, m1) \n p = Mul(s, a2) \n t1 = Unsqueeze(t0, m1)
+            x0 = Mul(t1, x) \n x1 = Unsqueeze(x0, m1) \n b1 = Unsqueeze(b, n12) \n u = Mul(x1, b1)
+            s2 = Add(p, u) \n c1 = Unsqueeze(c, n13) \n o = MatMul(s2, c1) \n o1 = Squeeze(o, m1) \n d = Unsqueeze(D, m1) \n x2 = Mul(x, d)
+            y = Add(o1, x2)
+        }}>(S0, X, T, B, C)
+    }}
+"""
+STREAMED = """
+    g (float[1, {n}, 8] b0, float[{t}, 1, {n}] X, float[{n}, 9] W, float[{n}, {n}] P) => (float[1, {n}, 8] b, float[{t}, 1, {n}] Y) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n one = Constant<value = int64[1] {{1}}>() \n nine = Constant<value = int64[1] {{9}}>()
+        two = Constant<value = int64[1] {{2}}>()
+        b, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}, 8] s, float[1, {n}] x) => (float[1, {n}, 8] s2, float[1, {n}] y) {{
+            x1 = Unsqueeze(x, m1) \n w = Concat<axis = 2>(s, x1) \n s2 = Slice(w, one, nine, two)
+            p = Mul(w, W) \n c = ReduceSum<keepdims = 0>(p, two) \n r = Relu(c) \n q = MatMul(r, P) \n y = Add(x, q)
+        }}>(b0, X)
+    }}
+"""
+VOICE = """
+    g (float[1, {n}] h0, float[1, {n}] c0, float[{t}, 1, {k}] X, float[{k}, {n}] F, float[{n}, {m}] W, float[{n}, {m}] R,
+       float[{m}] b, float[{n}, 1] O) => (float[1, {n}] h, float[1, {n}] c, float[{t}, 1, 1] Y) {{
+        h, c, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] r, float[1, {k}] x)
+                => (float[1, {n}] s2, float[1, {n}] r2, float[1, 1] y) {{
+            e0 = MatMul(x, F) \n e = Relu(e0) \n p = MatMul(e, W) \n q = MatMul(s, R) \n a0 = Add(p, q) \n a = Add(a0, b)
+            i0, f0, g0, o0 = Split<axis = 1>(a)
+            i = Sigmoid(i0) \n f = Sigmoid(f0) \n g = Tanh(g0) \n o = Sigmoid(o0)
+            u = Mul(f, r) \n w = Mul(i, g) \n r2 = Add(u, w) \n z = Tanh(r2) \n s2 = Mul(o, z)
+            v0 = Relu(s2) \n v = MatMul(v0, O) \n y = Sigmoid(v)
+        }}>(h0, c0, X)
+    }}
+"""
+GREEDY = """
+    g (float[1, {n}] h0, int64[1] w0, float[{w}, {n}] E, float[{n}, {n}] W, float[{n}, {n}] R, float[{n}, {w}] O)
+            => (float[1, {n}] h, int64[1] w, int64[{t}, 1] Y) {{
+        trips = Constant<value = int64 {{{t}}}>() \n yes = Constant<value = bool {{1}}>()
+        h, w, Y = Loop(trips, yes, h0, w0) <body = step (int64 i, bool c, float[1, {n}] s, int64[1] k)
+                => (bool c2, float[1, {n}] s2, int64[1] k2, int64[1] y) {{
+            c2 = Identity(c) \n x = Gather(E, k) \n p = MatMul(x, W) \n q = MatMul(s, R) \n a = Add(p, q) \n s2 = Tanh(a)
+            l = MatMul(s2, O) \n k2 = ArgMax<axis = 1, keepdims = 0>(l) \n y = Identity(k2)
+        }}>
+    }}
+"""
 
 
 def attention(decay: str, update: str) -> Callable[[int], str]:
@@ -120,6 +184,11 @@ MODELS: dict[str, Callable[[int], str]] = {
     "selective scan": lambda t: SELECTIVE.format(t=t, n=2 * WIDTH),
     "LSTM": lambda t: LSTM.format(t=t, n=HIDDEN, m=4 * HIDDEN),
     "GRU": lambda t: GRU.format(t=t, n=HIDDEN, l=3 * HIDDEN),
+    "RWKV-7": lambda t: GENERAL.format(t=t, h=HEADS, k=KEYS // 2, v=VALUES // 2),
+    "Mamba-2": lambda t: DUAL.format(t=t, h=HEADS, k=KEYS, v=VALUES // 2),
+    "streamed convolution": lambda t: STREAMED.format(t=t, n=WIDTH),
+    "voice activity": lambda t: VOICE.format(t=t, n=HIDDEN // 2, m=2 * HIDDEN, k=HIDDEN),
+    "greedy decoder": lambda t: GREEDY.format(t=t, n=HIDDEN, w=8 * WIDTH),
 }
 RULES = {
     "gated delta rule": "gated_delta",
@@ -136,7 +205,8 @@ def inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     for each in model.graph.input:
         shape = [d.dim_value for d in each.type.tensor_type.shape.dim]
         array = rng.normal(size=shape) / shape[-1] ** 0.5
-        found[each.name] = (-np.abs(array) if each.name == "G" else array).astype(np.float32)
+        dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+        found[each.name] = (-np.abs(array) if each.name == "G" else array).astype(dtype)
     return found
 
 

@@ -27,7 +27,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, 
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.content_terms import Opened, matching, opened
+from taso_mirage.onnx_io.content_terms import Opened, OpenedLoop, matching, opened
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
@@ -84,6 +84,7 @@ class _Reader:
         view = opened(original)
         self.outputs = list(zip(original.output_names, view(original.graph.outputs), strict=True))
         self.draws = _single(view)
+        self.loops = view.results
         self.weights = view.arrays
         """By the digests of their content."""
         self.terms: list[Node] = []
@@ -119,6 +120,8 @@ class _Reader:
             "computed": self._computed,
             "folded": self._folded,
             "halves": self._halves,
+            "values": self._values,
+            "behind": self._behind,
         }
         if kind not in reads:
             raise CheckFailed(f"{kind!r} is no kind of record")
@@ -190,6 +193,31 @@ class _Reader:
                 raise CheckFailed("its right side has no type where a size is 0")
             if _says_something(empty):
                 self.judge(PROOF, *texts(empty))
+
+    # ------------------------------------------------------------ loops
+
+    def _loop(self, number: int) -> tuple[OpenedLoop, int]:
+        """The loop of the original with this result, and the place of the result."""
+        found = self.loops.get(self._term(number))
+        if found is None:
+            raise CheckFailed(f"term {number} is no result of a loop of the original")
+        return found
+
+    def _values(self, number: int, state: int) -> None:
+        loop, _ = self._loop(number)
+        if type(state) is not int or not 0 <= state < len(loop.firsts):
+            raise CheckFailed(f"the loop has no state {state!r}")
+        self._add((loop.values_of(state),))
+
+    def _behind(self, number: int, states: Sequence[int], whole: int) -> None:
+        loop, index = self._loop(number)
+        if any(type(k) is not int or not 0 <= k < len(loop.firsts) for k in states) or index < len(loop.firsts):
+            raise CheckFailed("a result that is no value of all steps, or states that the loop does not have")
+        found = loop.behind(index, states, self._term(whole))
+        if found is None:
+            raise CheckFailed("a result that depends on states, or another term in each step")
+        self._union(self._term(number), found[0])
+        self._union(found[1], self._term(whole))
 
     # ------------------------------------------------------------ weights
 

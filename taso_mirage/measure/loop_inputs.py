@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import is_float, topological
 from taso_mirage.measure.session import Session
@@ -58,20 +58,24 @@ def _read_by_loops(model: Model) -> list[str]:
 
 def _usual_share(model: Model, session: Session, sizes: Mapping[str, int]) -> float | None:
     """The share of the elements of float outputs that are finite, not very large, and nearly the
-    same on inputs that are nudged; None where there are none, or the model does not run."""
+    same on inputs that are nudged; None where there are none, or the model does not run. Raises
+    OutOfTime where it runs for too long."""
     inputs = random_inputs(model, SEEDS[0], sizes)
-    nudged = {name: _nudged(each) if _is_floats(each) else each for name, each in inputs.items()}
     try:
-        runs = [session.run(each) for each in (inputs, nudged)]
+        first = session.run(inputs)
+        again = session.run({name: _nudged(each) if _is_floats(each) else each for name, each in inputs.items()})
+    except OutOfTime:
+        raise
     except TasoMirageError:
         return None
-    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(*runs, strict=True) if _is_floats(a)]
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(first, again, strict=True) if _is_floats(a)]
     count = sum(int(a.size) for a, _ in pairs)
     return sum(_count_of_usual(a, b) for a, b in pairs) / count if count else None
 
 
 def _nudged(array: NDArray[Any]) -> NDArray[Any]:
-    return (array.astype(np.float64) * (1 + NUDGE)).astype(array.dtype)
+    made: NDArray[Any] = array * array.dtype.type(1 + NUDGE)
+    return made
 
 
 def _count_of_usual(a: NDArray[Any], b: NDArray[Any]) -> int:

@@ -12,7 +12,7 @@ that.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import onnx_ir as ir
@@ -26,6 +26,7 @@ from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
     Node,
+    Tensor,
     Type,
     is_part,
     substitute,
@@ -37,7 +38,15 @@ from taso_mirage.ir.terms import (
 from taso_mirage.onnx_io.attributes import attribute_value, meant
 from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies
 from taso_mirage.onnx_io.content import NodeReader, array_digest, may_draw
-from taso_mirage.onnx_io.loops import CountedLoop, bound_at, counted_loop, renumbered, state_leaves, step_leaves
+from taso_mirage.onnx_io.loops import (
+    CountedLoop,
+    bound_at,
+    counted_loop,
+    renumbered,
+    state_leaves,
+    step_at,
+    step_leaves,
+)
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.interpret import definition
 from taso_mirage.operators.ops import Call, by_onnx, get, traits
@@ -64,8 +73,8 @@ class ResultsOfLoops:
 class OpenedLoop:
     """A loop: its states before the first step, variables for them, the outputs of one step as
     terms over these, the elements of the sequences at a variable place and the other operands, the
-    steps in words, the types of the results, and the results of loops beside it, whose variables
-    have the same names but are others."""
+    steps in words, the types of the results, the results of loops beside it, whose variables have
+    the same names but are others, and the number of steps."""
 
     firsts: Sequence[Node]
     leaves: Sequence[Node]
@@ -73,6 +82,7 @@ class OpenedLoop:
     steps: str
     types: Sequence[Type]
     closed: ResultsOfLoops
+    count: Dim
 
     def result(self, index: int, numbers: Sequence[int] | None = None) -> Node:
         """A result as a node of the states on which it depends: their first values, their new
@@ -87,8 +97,14 @@ class OpenedLoop:
         wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
         made = substitute(wanted, names, topological(wanted, stop=self.closed))
         which = f"the last state {order.index(index)}" if last else "the values"
-        content = NodeContent(self.closed.operator, f"{which} of {self.steps}", (("body", len(made)),))
-        return Node("opaque", (*(self.firsts[i] for i in order), *made), (("call", content),), self.types[index])
+        return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index])
+
+    def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type) -> Node:
+        """A result, of which the last operands are terms of a step. The types of the operands are
+        in its content, because records name a result by one of the same content."""
+        kinds = ", ".join(str(a.type) for a in args)
+        content = NodeContent(self.closed.operator, f"{which} {type} of {self.steps} over {kinds}", (("body", count),))
+        return Node("opaque", args, (("call", content),), type)
 
     def _needed(self, index: int) -> list[int]:
         """The states on which a result depends."""
@@ -100,6 +116,33 @@ class OpenedLoop:
             kept |= more
             waiting += [self.outputs[i] for i in more]
         return sorted(kept)
+
+    def values_of(self, state: int) -> Node:
+        """The new values of a state in all steps."""
+        new = self.outputs[state]
+        type = Tensor(new.dtype, (self.count, *new.shape))
+        return replace(self, outputs=(*self.outputs, new), types=(*self.types, type)).result(len(self.outputs))
+
+    def behind(self, index: int, states: Sequence[int], whole: Node) -> tuple[Node, Node] | None:
+        """A result of all steps that depends on no state but through the new values of some: as the
+        values of all steps over these, and `whole` as the values of its elements. None where it
+        depends on a state otherwise, or where `whole` is another one in each step.
+
+        Both are equal to what they stand for: in a step, the element of all new values is the new
+        value. So the result is `whole` if the element of `whole` is equal to its value in a step.
+        """
+        step = step_at(self.closed.depth)
+        elements = {self.outputs[k]: get("gather").term(self.values_of(k), step, axis=0) for k in states}
+        order = topological(self.outputs[index : index + 1], stop=self.closed)
+        (value,) = substitute(self.outputs[index : index + 1], elements, order)
+        inside, outside = (topological([each], stop=self.closed) for each in (value, whole))
+        if not set(self.leaves).isdisjoint(inside) or any(map(_draws, inside)):
+            return None
+        if not {*self.leaves, step}.isdisjoint(outside) or whole.type != self.types[index]:
+            return None
+        element = get("gather").term(whole, step, axis=0)
+        one, two = (self._node("the values", (each,), 1, whole.type) for each in (value, element))
+        return one, two
 
     def renumbered(self, index: int, most: int) -> Iterator[Node]:
         """A result with all other numbers of its states below `most`: other names of the same
@@ -214,7 +257,7 @@ class Opened:
         types = term.type if isinstance(term.type, tuple) else (term.tensor,)
         depth, steps = len(self.path) + 1, f"{count} steps{' from the last one' * backward}"
         leaves = state_leaves(firsts, depth)
-        made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth))
+        made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth), count)
         if not isinstance(term.type, tuple):
             return self._result(made, 0)
         content = NodeContent("a loop", made.steps, (("body", len(outputs)),))
@@ -288,6 +331,12 @@ class Opened:
             formal = _as(steps[i], leaf) if i < len(steps) else formal
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
         return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
+
+
+def _draws(node: Node) -> bool:
+    """Whether a term is a random draw, which is another one in each step."""
+    call = node.attr("call") if node.op == "opaque" else None
+    return isinstance(call, NodeContent) and call.draw is not None
 
 
 def _as(outer: Node, leaf: Node) -> Node:

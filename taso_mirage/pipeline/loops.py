@@ -10,18 +10,20 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, substitute, topological
 from taso_mirage.onnx_io.bodies import label_of
 from taso_mirage.onnx_io.loops import ReadLoop, as_scan
-from taso_mirage.operators.ops import get, term, traits
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.derived_traits import moves
+from taso_mirage.search.behind_loops import LighterLoop, results_of, without_outputs
 from taso_mirage.search.hoisting import hoisted_loop
 from taso_mirage.search.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.layers import layer_of
-from taso_mirage.search.steps import BODIES, RewriteStep
+from taso_mirage.search.steps import BODIES, BehindLoop, RewriteStep
 
 HOISTED = "terms that its states do not change are computed for all steps at once"
+BEHIND = "terms that its states do not read are computed for all steps at once, behind it"
 TimeOf = Callable[[Model], float]
 """The time of a model."""
 
@@ -35,6 +37,7 @@ class _Rewritten:
     results: tuple[Node, ...]
     obligations: tuple[RewriteStep, ...]
     said: str
+    behind: tuple[BehindLoop, ...] = ()
 
 
 def rewrite_loops(
@@ -44,15 +47,13 @@ def rewrite_loops(
     them, and the steps; the problem gets the weights of the bodies. `seconds` decides where a loop
     has several forms; without it the operator is taken."""
     steps: list[RewriteStep] = []
-    table: dict[Node, Node] = {}
-    outputs, origins = model.graph.outputs, dict(model.origins)
-    for node in model.nodes() if job.config.measure else ():
-        (current,) = substitute((node,), table)
-        found = as_scan(replace(model, weights=problem.weights), current)
+    outputs, origins, given = model.graph.outputs, dict(model.origins), set(problem.model.nodes())
+    for node in reversed(model.nodes()) if job.config.measure else ():  # so the operands are as they were
+        found = as_scan(replace(model, weights=problem.weights), node)
         if found is None:
             continue
-        olds = _results(current)
-        forms = [*_forms(found, problem, job.config.portable)]
+        olds = results_of(node)
+        forms = [*_forms(found, problem, job.config.portable, node in given)]
         weights = {**problem.weights, **found.weights} if forms else problem.weights
         models = [
             model.with_graph(substitute(outputs, dict(zip(olds, f.results, strict=True))), weights) for f in forms
@@ -61,10 +62,9 @@ def rewrite_loops(
         if made is None:
             continue
         problem.weights.update(found.weights)
-        table |= zip(_results(node), made.results, strict=True)
         outputs = substitute(outputs, dict(zip(olds, made.results, strict=True)))
         origins |= {made.term: origins[node]} if node in origins else {}
-        steps.append(RewriteStep((BODIES,), olds, made.results, obligations=made.obligations))
+        steps.append(RewriteStep((BODIES,), olds, made.results, obligations=made.obligations, behind=made.behind))
         job.remarks.append(f"{label_of(model, node)}: {made.said}")
     if not steps:
         return model, steps
@@ -83,10 +83,10 @@ def with_loops(result: Result) -> Result | None:
         loop = loop_in(current)
         lighter = hoisted_loop(loop, proofs)
         inner = loop if lighter is None else lighter.term
-        olds = _results(current)
+        olds = results_of(current)
         news = tuple(over_definition(current, each) for each in olds)
-        news = substitute(news, dict(zip(_results(loop), _results(inner), strict=True)))
-        table |= zip(_results(node), news, strict=True)
+        news = substitute(news, dict(zip(results_of(loop), results_of(inner), strict=True)))
+        table |= zip(results_of(node), news, strict=True)
         outputs = substitute(outputs, dict(zip(olds, news, strict=True)))
         obligations = () if lighter is None else lighter.obligations
         steps.append(RewriteStep((BODIES,), olds, news, obligations=obligations))
@@ -117,23 +117,32 @@ def _moves_that_cancel(outputs: Sequence[Node], proofs: Proofs) -> dict[Node, No
     return found
 
 
-def _results(loop: Node) -> tuple[Node, ...]:
-    if not isinstance(loop.type, tuple):
-        return (loop,)
-    return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
-
-
-def _forms(found: ReadLoop, problem: Problem, portable: bool) -> Iterator[_Rewritten]:
-    """The operator of a loop, or of the loop with less inside, and that loop."""
-    lighter = hoisted_loop(found.term, problem.proofs)
-    layer, before = layer_of(found.term, problem.proofs), tuple[RewriteStep, ...]()
+def _forms(found: ReadLoop, problem: Problem, portable: bool, original: bool) -> Iterator[_Rewritten]:
+    """The operator of a loop, or of the loop with less inside, and that loop. Results are computed
+    behind loops of the original only, because a certificate knows these by their results."""
+    later = without_outputs(found.term, problem.proofs) if original else None
+    later = later or LighterLoop(found.term, results_of(found.term), (), ())
+    loop = later.term
+    lighter, layer = hoisted_loop(loop, problem.proofs), layer_of(loop, problem.proofs)
+    before = later.obligations
     if layer is None and lighter is not None:
-        layer, before = layer_of(lighter.term, problem.proofs), lighter.obligations
+        layer, before = layer_of(lighter.term, problem.proofs), (*before, *lighter.obligations)
     if layer is not None and _is_there(layer.operator, problem, portable):
         said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
-        yield _Rewritten(layer.operator, layer.results, (*before, *layer.obligations), said)
+        yield _over(later, layer.operator, layer.results, (*before, *layer.obligations), said)
     if lighter is not None:
-        yield _Rewritten(lighter.term, _results(lighter.term), lighter.obligations, HOISTED)
+        steps = (*later.obligations, *lighter.obligations)
+        yield _over(later, lighter.term, results_of(lighter.term), steps, HOISTED)
+    elif later.behind:
+        yield _over(later, loop, results_of(loop), later.obligations, BEHIND)
+
+
+def _over(
+    later: LighterLoop, new: Node, results: Sequence[Node], steps: tuple[RewriteStep, ...], said: str
+) -> _Rewritten:
+    """The form of a loop whose results are over those of another one."""
+    made = substitute(later.results, dict(zip(results_of(later.term), results, strict=True)))
+    return _Rewritten(new, made, steps, said, later.behind)
 
 
 def _is_there(operator: Node, problem: Problem, portable: bool) -> bool:

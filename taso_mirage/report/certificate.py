@@ -29,7 +29,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.passes import Context, pass_order, simplify
-from taso_mirage.search.steps import FOLDING, BodySteps, RewriteStep
+from taso_mirage.search.steps import FOLDING, BehindLoop, BodySteps, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
@@ -112,9 +112,32 @@ class _Book:
         for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
+            for part in step.behind:
+                self._values(view, part)
             for each in (*step.obligations, *(step.details or (step,))):
                 for region in changed_regions(each, equations):
                     self.enter(_seen(region, view))
+
+            for part in step.behind:
+                self._behind(view, part)
+
+    def _values(self, view: Opened, part: BehindLoop) -> None:
+        """Records of the new values of states in all steps."""
+        (result,) = view([part.result])
+        for state in part.states:
+            self.records.append(["values", self.of(result), state])
+            for node in topological([view.results[result][0].values_of(state)]):
+                self._number(node)
+
+    def _behind(self, view: Opened, part: BehindLoop) -> None:
+        """The record of a result that is computed behind its loop."""
+        result, whole = view([part.result, part.whole])
+        loop, index = view.results[result]
+        found = loop.behind(index, part.states, whole)
+        if found is not None:
+            self.records.append(["behind", self.of(result), list(part.states), self.of(whole)])
+            for node in topological([*found, whole]):
+                self._number(node)
 
     def _inside(self, view: Opened, term: Node, done: BodySteps, equations: Mapping[str, Equation]) -> None:
         model = replace(done.body.model, weights={**done.weights, **done.body.model.weights})
@@ -140,6 +163,11 @@ class _Book:
             self._number(each)
         return self._numbers[node]
 
+    def _is_there(self, node: Node) -> bool:
+        """Whether records can name a term: each node below it is like one of the model."""
+        below = topological([node], stop=self._numbers)
+        return all(n.op != "opaque" or (n.op, n.attrs) in self._like for n in below)
+
     def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed in advance, or an equality between
         terms."""
@@ -152,6 +180,8 @@ class _Book:
             return
         leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
+        if not all(map(self._is_there, cut)):
+            return  # a result of a loop that the model does not use
         instance = cut_free(region.olds, region.news, cut)
         index = self._equality(region.equations, instance)
         places = {leaf.attr("name"): self.of(node) for node, leaf in cut.items()}

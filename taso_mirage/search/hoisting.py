@@ -48,6 +48,15 @@ def hoisted_loop(loop: Node, proofs: Proofs) -> HoistedLoop | None:
     return None if new is None else HoistedLoop(new, tuple(made.obligations))
 
 
+def whole_of(loop: Node, proofs: Proofs) -> tuple[Node, list[RewriteStep]] | None:
+    """The term for the only output of a loop without states, of all steps at once, and its
+    equalities; None where none is found."""
+    made = _Hoisting(loop, proofs)
+    made.run()
+    (output,) = made.body.outputs
+    return (made.whole[output], made.obligations) if output in made.whole else None
+
+
 @dataclass
 class _Hoisting:
     """The terms of one body: `single` those of a step, over the leaves of `step_leaves`, and

@@ -28,6 +28,7 @@ from taso_mirage.operators.ops import Op, get, load_specs, term
 from taso_mirage.operators.traits import Looping
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.derived_traits import elementwise, moves
+from taso_mirage.search.behind_loops import results_of
 from taso_mirage.search.cells import Cell, CellSum
 from taso_mirage.search.inductions import (
     INDUCTION,
@@ -113,7 +114,7 @@ def _by_sequences(operator: Op, of_loop: Looping, loop: Node) -> Iterator[LayerC
     unused = [a for a in loop.args[states:end] if a not in used]
     table = {a: _in_steps(a, i) for i, a in enumerate([*leaves, *unused])} | {a: a for a in firsts}
     try:
-        wanted = retyped(_parts(loop), table)
+        wanted = retyped(results_of(loop), table)
         smaller = of_loop(firsts, retyped(sequences, table))
         for (layer, results), (_, like) in zip(of_loop(firsts, sequences), smaller, strict=True):
             if len(results) == len(wanted) and _same_numbers(wanted, like, dict.fromkeys((*firsts, *table.values()))):
@@ -123,12 +124,6 @@ def _by_sequences(operator: Op, of_loop: Looping, loop: Node) -> Iterator[LayerC
                 yield LayerCandidate(final, substitute(results, {layer: final}), places, tuple(leaves))
     except TasoMirageError:
         return
-
-
-def _parts(loop: Node) -> tuple[Node, ...]:
-    if not isinstance(loop.type, tuple):
-        return (loop,)
-    return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
 def _without_dims(x: Node) -> Node:

@@ -28,6 +28,7 @@ class RewriteStep:
     already rewritten. `details`: the steps of one equation each that this one is made of, where
     they are known. `inside`: the changes of the bodies of the node that was replaced.
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
+    `behind`: the results of loops that are computed behind them.
     `over`: the terms for all values of which the equality holds, where they are known.
     """
 
@@ -38,11 +39,22 @@ class RewriteStep:
     details: tuple[RewriteStep, ...] = ()
     inside: tuple[BodySteps, ...] = field(default=(), compare=False, repr=False)
     obligations: tuple[RewriteStep, ...] = field(default=(), compare=False, repr=False)
+    behind: tuple[BehindLoop, ...] = field(default=(), compare=False, repr=False)
     over: frozenset[Node] | None = field(default=None, compare=False, repr=False)
 
     @property
     def table(self) -> dict[Node, Node]:
         return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
+
+
+@dataclass(frozen=True, slots=True)
+class BehindLoop:
+    """A result of a loop, the states through whose new values alone it depends on states, and the
+    term that computes it from these for all steps."""
+
+    result: Node
+    states: tuple[int, ...]
+    whole: Node
 
 
 @dataclass(frozen=True, slots=True)

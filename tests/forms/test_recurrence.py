@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import parse
-from loop_models import BACKWARD, channels, gated, gated_delta, loop, recurrent, results, shifted
+from loop_models import RECURRENCES, channels, gated, gated_delta, loop, results
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_cpp
@@ -28,14 +28,6 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Failure, FailureKind
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "gated delta": gated_delta,
-    "gated": gated,
-    "backward": lambda: gated(more=BACKWARD),
-    "channels": channels,
-    "recurrent": recurrent,
-    "shifted": shifted,
-}
 AXES = {
     "gated delta": [([1, 1, 1, 1, 1, 1], [1, 1]), ([3, None, None, 2, None, None], [3, 2])],
     "recurrent": [([0, 0, None], [0, 0])],
@@ -44,7 +36,7 @@ AXES = {
 
 
 def goal(name: str) -> Recurrence:
-    found = recurrence(loop(MODELS[name]()))
+    found = recurrence(loop(RECURRENCES[name]()))
     assert found is not None
     return found
 
@@ -52,7 +44,7 @@ def goal(name: str) -> Recurrence:
 @cache
 def found(name: str) -> tuple[Graph, ...]:
     """The muGraphs of a loop."""
-    graph = loop(MODELS[name]())
+    graph = loop(RECURRENCES[name]())
     return tuple(each.graph for each in goal(name).mugraphs(graph, CPU_DEVICE))
 
 
@@ -61,9 +53,9 @@ def values(graph: Graph, seed: int = 0) -> list[np.ndarray]:
     return [(random_array(leaf, rng, {}) / 2).astype(np.float32) for leaf in graph.inputs]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", RECURRENCES)
 def test_a_kernel_computes_the_loop(name: str) -> None:
-    graph = loop(MODELS[name]())
+    graph = loop(RECURRENCES[name]())
     given = values(graph)
     wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
     for each in found(name)[:1]:
@@ -180,6 +172,6 @@ def test_an_axis_over_which_a_step_sums_is_not_cut() -> None:
 
 def cpu_golden() -> Iterator[tuple[str, Graph]]:
     """The muGraphs whose programs are kept (`tests/golden`)."""
-    for name in MODELS:
+    for name in RECURRENCES:
         yield f"recurrence/{name}", found(name)[0]
     yield "recurrence/any length", with_free_names(found("gated delta")[0], FreeSizes.of(loop(gated_delta("n0"))))

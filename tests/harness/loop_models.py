@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
 from bodies import parse
 
@@ -126,6 +128,15 @@ def shifted(t: int | str = 4, n: int = 8) -> onnx.ModelProto:
 
 
 BACKWARD = ", scan_input_directions = [1, 1], scan_output_directions = [1]"
+RECURRENCES: dict[str, Callable[[], onnx.ModelProto]] = {
+    "gated delta": gated_delta,
+    "gated": gated,
+    "backward": lambda: gated(more=BACKWARD),
+    "channels": channels,
+    "recurrent": recurrent,
+    "shifted": shifted,
+}
+"""Models of a Scan, by their names."""
 
 
 def as_terms(proto: onnx.ModelProto) -> Model:

@@ -3,14 +3,17 @@ without bound."""
 
 from __future__ import annotations
 
+import pytest
 from bodies import parse
 from loop_models import gated, gated_delta, recurrent
 
+import taso_mirage
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.system import deadline
 
 
 def test_a_recurrence_that_grows_gets_smaller_numbers() -> None:
@@ -33,6 +36,21 @@ def test_a_chaotic_recurrence_gets_smaller_numbers() -> None:
 def test_a_recurrence_that_stays_small_keeps_normal_numbers() -> None:
     model = from_memory(gated())
     assert with_usual_draws(model, Session(serialize(model)), {}) == (model, None)
+
+
+def test_a_loop_without_an_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "GRACE", 0.5)
+    endless = parse("""
+        g (float[2] s0) => (float[2] s) {
+            trips = Constant<value = int64 {1000000000000}>() \n yes = Constant<value = bool {1}>()
+            s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
+                c2 = Identity(c) \n a2 = Tanh(a)
+            }>
+        }
+    """)
+    made, result = taso_mirage.optimize(endless, budget=1.0, kernels="off", return_result=True)
+    assert made.graph.node[-1].op_type == "Loop"
+    assert "before ONNX Runtime had loaded or run a model" in " ".join(result.notes)
 
 
 def test_growth_that_no_input_bounds_is_said() -> None:

@@ -43,7 +43,7 @@ def kinds(*outputs: Node) -> tuple[Model, Kinds]:
 
 
 def test_a_model_without_convolutions_is_the_same_model() -> None:
-    """Its kernels are compared on the inputs of their regions."""
+    """The kernels are compared on the inputs of their regions."""
     model, found = kinds(gated(image()))
     assert found.layout is None
     assert found.model is model

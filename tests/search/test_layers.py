@@ -88,6 +88,19 @@ def test_a_loop_becomes_the_operator_and_the_checker_follows(name: str) -> None:
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
 
 
+def test_a_result_that_nothing_reads_needs_no_record() -> None:
+    before, node, made, _ = certified("lstm")
+    model = before.with_graph(before.graph.outputs[-1:])
+    after = with_layer(model, node, made.results)
+    olds = tuple(term("item", node, index=i) for i in range(len(made.results)))
+    step = RewriteStep((BODIES,), olds, made.results, obligations=made.obligations)
+    done = replace(any_result(), original=model, model=after, steps=(step,), changed=True)
+    names = {"output_names": before.output_names[-1:]}
+    one, two = replace(model, **names), replace(after, **names)
+    text = json.loads(json.dumps(certificate(replace(done, original=one, model=two), {}, PROOFS)))
+    assert not follow(one, two, text, JUDGE).alone
+
+
 # ---------------------------------------------------------------- false laws
 
 
