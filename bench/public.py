@@ -45,13 +45,15 @@ SHOWN = 40
 
 
 def generated(count: int, seed: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Random models, without the inputs on which no output depends: several tools remove these, and
-    one of the other models has one."""
+    """Random models, without inputs and nodes on which no output depends: several tools remove such
+    inputs, and one of the other models has one."""
     for number in range(seed, seed + count):
         model = onnx.load_from_string(random_model(number))
         read = {each.name for each in model.graph.output}
-        for node in reversed(model.graph.node):
-            read |= {*node.input} if read & {*node.output} else set()
+        for node in reversed([*model.graph.node]):
+            if read.isdisjoint(node.output):
+                model.graph.node.remove(node)
+            read |= {*node.input} if not read.isdisjoint(node.output) else set()
         for each in [each for each in model.graph.input if each.name not in read]:
             model.graph.input.remove(each)
         yield f"{GENERATED}:{number}", model
