@@ -80,8 +80,8 @@ class Judged:
 
 
 def differences(old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
-    """Differences of the interface: inputs that a caller must give or may give, outputs, their order
-    and types, and the version of ONNX's own operators."""
+    """Differences of the interface: inputs that a caller must give or may give, outputs, their
+    order and types, and the version of ONNX's own operators."""
     needed, asked = (_without_defaults(each.graph) for each in (old, new))
     yield from _values("input", needed, asked, frozenset())
     named = {d.dim_param for each in old.graph.input for d in each.type.tensor_type.shape.dim}
