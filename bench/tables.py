@@ -33,6 +33,7 @@ from kernel_tables import (  # noqa: E402
 )
 from kernelbench_table import kernelbench  # noqa: E402
 from minute_table import curve, minute, quick, spent  # noqa: E402
+from public_table import findings, public  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import exports, real, torchscript  # noqa: E402
 
@@ -363,6 +364,8 @@ TABLES = {
     "torch-H200-captured": from_torch,
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
+    "public-cpu2": public,
+    "public-cpu2 findings": findings,
     "soak-cpu2-surfaces": soak,
     "soak-cpu2-models": soak,
     "soak-cpu2-accidents": soak,

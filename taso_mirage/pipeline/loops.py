@@ -16,10 +16,10 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.derived_traits import moves
-from taso_mirage.search.behind_loops import LighterLoop, results_of, without_outputs
-from taso_mirage.search.hoisting import hoisted_loop
-from taso_mirage.search.inductions import INDUCTION, is_equal, loop_in, over_definition
-from taso_mirage.search.layers import layer_of
+from taso_mirage.search.loops.behind import LighterLoop, results_of, without_outputs
+from taso_mirage.search.loops.hoisting import hoisted_loop
+from taso_mirage.search.loops.inductions import INDUCTION, is_equal, loop_in, over_definition
+from taso_mirage.search.loops.layers import layer_of
 from taso_mirage.search.steps import BODIES, BehindLoop, RewriteStep
 
 HOISTED = "terms that its states do not change are computed for all steps at once"

@@ -27,7 +27,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
-from taso_mirage.search.behind_loops import results_of, without_outputs
+from taso_mirage.search.loops.behind import results_of, without_outputs
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)

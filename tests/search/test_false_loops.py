@@ -20,7 +20,7 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.search.inductions import equal_loops
+from taso_mirage.search.loops.inductions import equal_loops
 
 STEPS = 3
 SMALL = {"HEADS": 2, "KEYS": 3, "VALUES": 4, "WIDTH": 4, "HIDDEN": 4}

@@ -26,7 +26,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
-from taso_mirage.search.hoisting import HoistedLoop, hoisted_loop
+from taso_mirage.search.loops.hoisting import HoistedLoop, hoisted_loop
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)

@@ -32,7 +32,7 @@ from taso_mirage.operators.ops import get, term
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
-from taso_mirage.search.layers import Layer, candidates, layer_of, proved_layer
+from taso_mirage.search.loops.layers import Layer, candidates, layer_of, proved_layer
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)

@@ -28,8 +28,8 @@ from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
-from taso_mirage.search.hoisting import hoisted_loop
-from taso_mirage.search.layers import LayerCandidate, candidates, proved_layer
+from taso_mirage.search.loops.hoisting import hoisted_loop
+from taso_mirage.search.loops.layers import LayerCandidate, candidates, proved_layer
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)

@@ -2,8 +2,8 @@
 becomes the operator.
 
 The operators are those whose definition is a loop. The gates of a step, with their weights, are
-found by comparing its skeleton with that of the definition (`search/cells.py`). Then the first
-states and the outputs of a step are proved to be equal, for all states and at every place: by
+found by comparing its skeleton with that of the definition (`search/loops/cells.py`). Then the
+first states and the outputs of a step are proved to be equal, for all states and at every place: by
 induction both loops are equal (`onnx_io/content_terms.py`).
 """
 
@@ -28,9 +28,9 @@ from taso_mirage.operators.ops import Op, get, load_specs, term
 from taso_mirage.operators.traits import Looping
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.derived_traits import elementwise, moves
-from taso_mirage.search.behind_loops import results_of
-from taso_mirage.search.cells import Cell, CellSum
-from taso_mirage.search.inductions import (
+from taso_mirage.search.loops.behind import results_of
+from taso_mirage.search.loops.cells import Cell, CellSum
+from taso_mirage.search.loops.inductions import (
     INDUCTION,
     equal_loops,
     is_equal,

@@ -11,7 +11,7 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.search.hoisting import whole_of
+from taso_mirage.search.loops.hoisting import whole_of
 from taso_mirage.search.steps import BehindLoop, RewriteStep
 
 

@@ -1,0 +1,139 @@
+"""The judge of `public.py`: an optimized model beside its original, whoever optimized it.
+
+A result is judged in this order, and the first finding counts: the runtime does not load it, its
+interface differs, its outputs differ, it is much larger. Outputs are compared with the original's
+float64 reference by the criterion of docs/design/check.md, on several inputs. Only originals that
+ONNX Runtime loads and that have such a reference are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import onnx
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import native
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import CheckCase, check_cases, compare
+from taso_mirage.onnx_io.files import from_memory
+
+REFUSED, CRASHED, LATE = "refused", "crashed", "late"
+"""Findings about the tool: it raised an error, its process died, or it took too long."""
+NOT_LOADED, INTERFACE, WRONG, LARGER, RIGHT = "not loaded", "interface", "wrong", "larger", "right"
+KINDS = (CRASHED, LATE, REFUSED, NOT_LOADED, WRONG, INTERFACE, LARGER, RIGHT)
+CASES, SIZE = 4, 4
+"""The number of input sets on which outputs are compared, and the size of dims that are free."""
+GROWTH, SPARE = 1.5, 4096
+"""A result is larger if it has more than so many times the original's bytes, and so many more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A kind of finding, and what was found."""
+
+    kind: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An original that can be judged, with its float64 references."""
+
+    proto: onnx.ModelProto
+    model: Model
+    cases: Sequence[CheckCase]
+
+    @staticmethod
+    def of(proto: onnx.ModelProto) -> Judged | None:
+        """None where ONNX Runtime does not load the model, or where it has no float64 reference."""
+        try:
+            model = from_memory(proto)
+            session = runtime.Session(proto.SerializeToString())
+            sizes = dict.fromkeys(model.symbols(), SIZE) | model.sizes
+            cases = list(islice(check_cases(model, session, sizes, most=CASES), CASES))
+        except TasoMirageError:
+            return None
+        return Judged(proto, model, cases) if cases else None
+
+    def verdict(self, result: onnx.ModelProto) -> Verdict:
+        """The first finding about a tool's result."""
+        try:
+            session = runtime.Session(result.SerializeToString())
+        except TasoMirageError as error:
+            return Verdict(NOT_LOADED, native.first_line(error)[:200])
+        if (changed := next(differences(self.proto, result), None)) is not None:
+            return Verdict(INTERFACE, changed)
+        try:
+            bad = next((d for d in compare(self.model, session, self.cases) if not d.passed), None)
+        except TasoMirageError as error:
+            return Verdict(WRONG, native.first_line(error)[:200])
+        if bad is not None:
+            return Verdict(WRONG, str(bad))
+        before, after = self.proto.ByteSize(), result.ByteSize()
+        if after > GROWTH * before and after > before + SPARE:
+            return Verdict(LARGER, f"{after} bytes instead of {before}")
+        return Verdict(RIGHT)
+
+
+def differences(old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
+    """Differences of the interface: inputs that a caller must give or may give, outputs, their
+    order and types, and the version of ONNX's own operators."""
+    needed, asked = (_without_defaults(each.graph) for each in (old, new))
+    yield from _values("input", needed, asked, frozenset())
+    named = {d.dim_param for each in old.graph.input for d in each.type.tensor_type.shape.dim}
+    free = {d.dim_param for each in old.graph.output for d in each.type.tensor_type.shape.dim} - named
+    yield from _values("output", old.graph.output, new.graph.output, frozenset(free))
+    optional = [each.name for each in old.graph.input if each not in needed]
+    left = [name for name in optional if name not in {each.name for each in new.graph.input}]
+    if left:
+        yield f"the input {left[0]!r}, which has a default, is not there"
+    versions = [{o.domain: o.version for o in each.opset_import}.get("") for each in (old, new)]
+    if None not in versions and versions[0] != versions[1]:
+        yield f"opset {versions[1]} instead of {versions[0]}"
+
+
+def _without_defaults(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    held = {each.name for each in graph.initializer}
+    return [each for each in graph.input if each.name not in held]
+
+
+def _values(
+    what: str, old: Sequence[onnx.ValueInfoProto], new: Sequence[onnx.ValueInfoProto], free: frozenset[str]
+) -> Iterator[str]:
+    names = [[each.name for each in some] for some in (old, new)]
+    if names[0] != names[1]:
+        yield f"{what}s {', '.join(names[1])} instead of {', '.join(names[0])}"
+        return
+    for one, two in zip(old, new, strict=True):
+        if not _is_as(one.type, two.type, free):
+            yield f"{what} {one.name!r} is {_shown(two.type)} instead of {_shown(one.type)}"
+
+
+def _is_as(old: onnx.TypeProto, new: onnx.TypeProto, free: frozenset[str]) -> bool:
+    """Whether a type is the same; `free` dims, which no input has, and unknown ones may be more
+    precise."""
+    if old.WhichOneof("value") != new.WhichOneof("value"):
+        return False
+    a, b = old.tensor_type, new.tensor_type
+    if a.elem_type != b.elem_type:
+        return False
+    if not a.HasField("shape"):
+        return True
+    return len(a.shape.dim) == len(b.shape.dim) and all(
+        one == two or one == "?" or one in free for one, two in zip(_dims(a), _dims(b), strict=True)
+    )
+
+
+def _dims(type: onnx.TypeProto.Tensor) -> list[str]:
+    return [d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in type.shape.dim]
+
+
+def _shown(type: onnx.TypeProto) -> str:
+    if not type.HasField("tensor_type"):
+        return str(type.WhichOneof("value"))
+    shape = f"[{','.join(_dims(type.tensor_type))}]" if type.tensor_type.HasField("shape") else ""
+    return f"{onnx.TensorProto.DataType.Name(type.tensor_type.elem_type).lower()}{shape}"

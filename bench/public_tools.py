@@ -1,0 +1,127 @@
+"""The tools of `public.py`, each in a process of its own that optimizes one file after the other.
+
+    python bench/public_tools.py TOOL
+
+reads pairs of paths, separated by a tab, from its standard input. It writes the result of the first
+path to the second one, and then a line with nothing, or with the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import onnx
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from peers import KIND, TOOLS  # noqa: E402
+from public_judge import CRASHED, LATE, REFUSED, Verdict  # noqa: E402
+
+OURS = "ours"
+STARTING = 60.0
+"""Seconds that the first file of a process may take longer, which imports the tool."""
+LEVELS = {"onnxruntime basic": "ORT_ENABLE_BASIC", "onnxruntime extended": "ORT_ENABLE_EXTENDED"}
+"""The levels of ONNX Runtime whose result is an ordinary file."""
+
+
+def of_runtime(level: str, source: str, target: str) -> None:
+    """ONNX Runtime's own optimizations, as a file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = target
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def of_ours(source: str, target: str) -> None:
+    import taso_mirage
+
+    taso_mirage.optimize(source, effort="quick", output=target)
+
+
+def of_peer(tool: str, source: str, target: str) -> None:
+    onnx.save(TOOLS[tool](source, KIND), target)
+
+
+WRITERS: Mapping[str, Callable[[str, str], None]] = {
+    OURS: of_ours,
+    **{name: partial(of_runtime, level) for name, level in LEVELS.items()},
+    **{name: partial(of_peer, name) for name in TOOLS},
+}
+
+
+def main() -> None:
+    write = WRITERS[sys.argv[1]]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # tools print
+    for line in sys.stdin:
+        source, target = line.rstrip("\n").split("\t")
+        try:
+            write(source, target)
+            said = ""
+        except Exception as error:  # a tool that fails has no result, whatever it failed by
+            said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+        print(said, file=answers, flush=True)
+
+
+class ToolProcess:
+    """A process of a tool, which is started again after it died or took more than `limit` seconds
+    for a file."""
+
+    def __init__(self, tool: str, limit: float) -> None:
+        self.tool, self.limit = tool, limit
+        self.process: subprocess.Popen[str] | None = None
+
+    def optimize(self, source: Path, target: Path) -> Verdict | None:
+        """Write the result of a file; a verdict if there is none."""
+        began = self.process is None
+        process = self.process or subprocess.Popen(
+            [sys.executable, __file__, self.tool],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.process = process
+        given, told = _pipes(process)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"{source}\t{target}", file=given, flush=True)
+        if not select.select([told], [], [], self.limit + STARTING * began)[0]:
+            self.close()
+            return Verdict(LATE, f"more than {self.limit:.0f} s")
+        said = told.readline()
+        if not said.endswith("\n"):
+            code = process.wait()
+            self.close()
+            return Verdict(CRASHED, f"exit code {code}")
+        return Verdict(REFUSED, said.strip()) if said.strip() else None
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            for each in _pipes(self.process):
+                with contextlib.suppress(BrokenPipeError):
+                    each.close()
+        self.process = None
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Rewrites of loops over sequences: to operators, and with less inside."""
