@@ -36,6 +36,7 @@ from minute_table import curve, minute, quick, spent  # noqa: E402
 from public_table import findings, public  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import exports, real, torchscript  # noqa: E402
+from recurrent_table import recurrent  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
 
@@ -364,6 +365,7 @@ TABLES = {
     "torch-H200-captured": from_torch,
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
+    "recurrent-cpu2": recurrent,
     "public-cpu2": public,
     "public-cpu2 findings": findings,
     "soak-cpu2-surfaces": soak,

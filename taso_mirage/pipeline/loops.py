@@ -77,7 +77,7 @@ def with_loops(result: Result) -> Result | None:
     steps, proofs = list[RewriteStep](), Proofs(None)
     outputs, table = result.model.graph.outputs, dict[Node, Node]()
     for node in result.model.nodes():
-        if traits(node).of_loop is None:
+        if not traits(node).stays:
             continue
         (current,) = substitute((node,), table)
         loop = loop_in(current)

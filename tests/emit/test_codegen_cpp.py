@@ -278,7 +278,7 @@ def test_every_operator_has_its_own_meaning() -> None:
     wanted = dict(zip(outputs, exact(graph, given), strict=True))
     wrong = []
     for name, part in uses:
-        half = 1e-2 if "skip_group_norm" in name else 2e-3  # whose sum is rounded before it is divided
+        half = 1e-2 if "group_norm" in name else 2e-3  # small groups may vary little: roundings grow when divided
         tolerance = 1e-5 if part.dtype == "float32" else half
         if not np.allclose(found[part], wanted[part], tolerance, tolerance, equal_nan=True):
             wrong.append((name, part.attrs))

@@ -248,9 +248,10 @@ class Scripted:
 
 def test_what_may_be_chance_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models run in turn: the end of the interval next to 1 counts."""
-    monkeypatch.setattr(measure, "_settle", lambda run: None)
-    noisy = [1.0] * measure.BLOCK + [0.8] * measure.BLOCK
-    target = Scripted([1.0], [0.5], noisy, [2.0] * measure.BLOCK + [3.0] * measure.BLOCK)
+    monkeypatch.setattr(measure, "SETTLED", 0.0)
+    monkeypatch.setattr(measure, "LONG", math.inf)
+    turn = measure.BLOCK + 1  # the first run of a turn warms up
+    target = Scripted([1.0], [0.5], [1.0] * turn + [0.8] * turn, [2.0] * turn + [3.0] * turn)
     asked: Any = target
     times = measure.in_turn([b"0", b"1", b"2", b"3"], asked, 0.0)
     assert times == [1.0, 0.5, 1.0, 2.0]

@@ -29,6 +29,7 @@ from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.onnx_io.loops import as_scan
 from taso_mirage.operators.ops import get, term
+from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
@@ -61,15 +62,40 @@ def any_result() -> Result:
 
 
 @cache
-def certified(name: str) -> tuple[Model, Node, Layer, dict[str, object]]:
-    """A model of `LAYERS` with its operator and the certificate of it."""
+def with_operator(name: str) -> tuple[Model, Node, Layer, Result]:
+    """A model of `LAYERS`, its loop, the operator, and the model with the operator as a result."""
     model, node, made = in_model(LAYERS[name]())
     olds = tuple(term("item", node, index=i) for i in range(len(made.results)))
     step = RewriteStep((BODIES,), olds, made.results, obligations=made.obligations)
     done = replace(
         any_result(), original=model, model=with_layer(model, node, made.results), steps=(step,), changed=True
     )
+    return model, node, made, done
+
+
+@cache
+def certified(name: str) -> tuple[Model, Node, Layer, dict[str, object]]:
+    """A model of `LAYERS` with its operator and the certificate of it."""
+    model, node, made, done = with_operator(name)
     return model, node, made, json.loads(json.dumps(certificate(done, {}, PROOFS)))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_are_for_the_loop_of_a_layer_again(name: str) -> None:
+    model, _, made, done = with_operator(name)
+    loops = with_loops(done)
+    assert loops is not None
+    operators = [n.op for n in loops.model.nodes()]
+    assert "scan" in operators
+    assert made.operator.op not in operators
+    proto = onnx.load_from_string(serialize(loops.model))
+    text = json.loads(json.dumps(certificate(loops, {}, PROOFS)))
+    assert not follow(model, from_memory(proto), text, JUDGE).alone
+    rng = np.random.default_rng(0)
+    feed = {n.attr("name"): random_array(n, rng, {"t": 3, "n": 2}) for n in model.graph.inputs}
+    for a, b in zip(run(LAYERS[name](), **feed), run(proto, **feed), strict=True):
+        np.testing.assert_allclose(a, b, 1e-3, 1e-4)
 
 
 @pytest.mark.sampled(3)

@@ -263,7 +263,7 @@ def test_a_restricted_program_is_a_part_of_the_whole(seed: int) -> None:
 
 
 WITHOUT_RULE = (
-    *"conv_transpose cumsum einsum eye_like gather matmul_nbits one_hot resample trilu".split(),
+    *"conv_transpose cumsum einsum eye_like gather linear_attention matmul_nbits one_hot resample trilu".split(),
     *(form.program.op for form in known_forms()),
 )
 """The operators that have no mutants among those that may be linear; and products with vectors, and
