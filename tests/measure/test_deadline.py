@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clocks import Clock
+from set_clock import Clock
 from small_models import F, model, w, x
 
 from taso_mirage.errors import OutOfTime

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 import pytest
-from clocks import Clock
+from set_clock import Clock
 from small_models import model, relus, w, x
 
 import taso_mirage

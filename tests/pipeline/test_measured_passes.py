@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 import pytest
+from equal_layers import FUSED, layers
 from executors import Here
-from layers import FUSED, layers
 from small_models import F, model, ops, w
 
 from taso_mirage.devices.cpu.device import SLOW

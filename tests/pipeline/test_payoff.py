@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from equal_layers import FUSED, layers, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import FUSED, layers, values
 from small_models import F, model, w
 
 from taso_mirage.certificates.follow import follow

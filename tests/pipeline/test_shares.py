@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from clocks import Clock
+from set_clock import Clock
 
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.measure.cost_cache import CostCache

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from clocks import Clock
 from rich.text import Text
+from set_clock import Clock
 
 from taso_mirage.report.summary import Stages
 from taso_mirage.search.config import SPENT

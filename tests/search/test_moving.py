@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from layers import values
+from equal_layers import values
 from small_models import F, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol

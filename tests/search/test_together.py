@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from layers import values
+from equal_layers import values
 from small_models import CONTEXT, F, model, ops, w
 
 from taso_mirage.ir.dims import Dim, symbol
