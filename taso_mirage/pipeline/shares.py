@@ -121,9 +121,9 @@ def parts_seconds(job: Job, left: float) -> float:
 
 def _kernel_check_seconds(job: Job) -> float:
     """Seconds of the check of kernels that were made. Those of a large model were compared when
-    they were tried. Without a float64 reference they are checked on the inputs of their regions,
-    which takes few seconds where rewrites were checked so: most of those that it has need only the
-    loads."""
+    they were tried. Without a float64 reference they are checked on the inputs of their regions:
+    that takes a load and LEAST_REGIONS seconds where rewrites were checked so before, and is
+    estimated as `Job.regions` otherwise."""
     if large(job) and job.regions > 0:
         checked = job.seconds.get("check", 0.0) > SOME
         regions = load_seconds(job) + LEAST_REGIONS
