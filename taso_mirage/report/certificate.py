@@ -102,7 +102,7 @@ class _Book:
         self.records: list[list[Any]] = []
         self._heights = Heights()
         self._numbers: dict[Node, int] = {}
-        self._like: dict[tuple[str, Any], int] = {}
+        self._like: dict[tuple[Any, ...], int] = {}
         self._written: dict[tuple[tuple[str, ...], Instance], int] = {}
         for node in topological(outputs):
             self._number(node)
@@ -147,14 +147,14 @@ class _Book:
     def _number(self, node: Node) -> int:
         if node not in self._numbers:
             self._numbers[node] = len(self._numbers)
-            self._like.setdefault((node.op, node.attrs), self._numbers[node])
+            self._like.setdefault(_kind(node), self._numbers[node])
         return self._numbers[node]
 
     def of(self, node: Node) -> int:
         """The number of a term. A term over operands that were rewritten since gets a new number
         and a record that names the term that it copies."""
         for each in topological([node], stop=self._numbers):
-            like = self._like.get((each.op, each.attrs))
+            like = self._like.get(_kind(each))
             if like is None or not each.args:
                 # like none before: as text
                 self.records.append(["leaf", _alone(each), [self._numbers[a] for a in each.args]])
@@ -166,7 +166,7 @@ class _Book:
     def _is_there(self, node: Node) -> bool:
         """Whether records can name a term: each node below it is like one of the model."""
         below = topological([node], stop=self._numbers)
-        return all(n.op != "opaque" or (n.op, n.attrs) in self._like for n in below)
+        return all(n.op != "opaque" or _kind(n) in self._like for n in below)
 
     def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed in advance, or an equality between
@@ -204,6 +204,13 @@ def _seen(region: ChangedRegion, view: Opened) -> ChangedRegion:
     pairs = tuple(zip(view(region.olds), view(region.news), strict=True))
     operands = None if region.operands is None else frozenset(view(region.operands))
     return ChangedRegion(region.equations, pairs, operands)
+
+
+def _kind(node: Node) -> tuple[Any, ...]:
+    """The facts that a term shares with those that it can be a copy of. Other operands may give an
+    operator another type; a node without a definition has the types of its operands."""
+    types = tuple([a.type for a in node.args]) if node.op == "opaque" else ()
+    return node.op, node.attrs, types
 
 
 def _alone(node: Node) -> str:

@@ -103,7 +103,15 @@ def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: P
 
 QUICK = (
     *("default LeakyRelu", "default Selu", "default HardSigmoid", "default Swish", "opaque Hardmax", "opaque LSTM"),
-    *("opaque two draws", "opaque same Hardmax", "body If", "body Loop", "body Scan", "body a branch inside of a loop"),
+    *(
+        "opaque Hardmax of two sizes",
+        "opaque two draws",
+        "opaque same Hardmax",
+        "body If",
+        "body Loop",
+        "body Scan",
+        "body a branch inside of a loop",
+    ),
     *("body two sequences that become one", "body a loop without a condition that nobody reads"),
     "body a size that is declared for an equal value",
     *("function", "function of another opset", "opset 7", "type half", "a default"),

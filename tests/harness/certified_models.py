@@ -141,6 +141,8 @@ OPAQUE = {
     "IsInf": "q = IsInf(t)\n y = Where(q, t, t)",
     "RandomUniform": "q = RandomUniform<shape = [4, 4]>()\n z = Shape(q)\n y = Reshape(t, z)",
     "two Hardmax": "p = Hardmax(t)\n q = Hardmax<axis = 0>(t)\n y = Sub(p, q)",
+    "Hardmax of two sizes": "v = Concat<axis = 0>(t, t)\n n = Neg(v)\n m = Neg(n)\n p = Hardmax(t)\n q = Hardmax(m)\n"
+    " r = Neg(q)\n s = Neg(r)\n u = Neg(p)\n w = Neg(u)\n y = Concat<axis = 0>(w, s)",
     "same Hardmax": "p = Hardmax(t)\n q = Hardmax(t)\n y = Add(p, q)",
 }
 ARRAYS: dict[str, np.ndarray] = {
