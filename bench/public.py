@@ -185,7 +185,8 @@ def judge(options: argparse.Namespace, lines: Lines | None) -> None:
 
 
 def head() -> dict[str, Any]:
-    versions = {"taso-mirage": __version__, **peer_versions(("onnxruntime", *TOOLS, "torch"))}
+    runtimes = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
+    versions = {**runtimes, **peer_versions((*TOOLS, "torch"))}
     return {"bench": "public", "device": runtime.device(), "versions": versions}
 
 
@@ -217,7 +218,7 @@ def main() -> None:
     parser.add_argument("--merge", nargs="+", type=Path, metavar="LINES", help="only count these files")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "public-cpu2.json")
     options = parser.parse_args()
-    if GRAPHNET in options.corpus and not (options.graphnet and options.merge is None):
+    if GRAPHNET in options.corpus and options.merge is None and options.graphnet is None:
         parser.error("--corpus graphnet needs --graphnet CLONE")
     with tempfile.TemporaryDirectory() as place:
         options.exports = options.exports or Path(place)

@@ -7,12 +7,16 @@ same file goes on where the first one ended, and files of several machines are c
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from public_judge import KINDS, RIGHT, Verdict
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from public_judge import KINDS, RIGHT, Verdict  # noqa: E402
 
 NOT_JUDGED = "not judged"
 """The kind of the only line about a model that cannot be judged; its tool is the empty string."""
@@ -29,6 +33,7 @@ class Lines:
         self.path = path
         if path.exists():
             earlier, self.found = read(path)
+            path.write_text("".join(json.dumps(each) + "\n" for each in (earlier, *self.found)))
             if differing := [name for name in head if head[name] != earlier.get(name)]:
                 name = differing[0]
                 raise SystemExit(

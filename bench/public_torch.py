@@ -8,6 +8,7 @@ writes the outputs of each case as another one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from public_judge import Judged, Verdict
-from public_lines import NOT_JUDGED
 
-from taso_mirage.measure.check import NUDGES, ROUGH, SMOOTH, CheckCase
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from public_judge import Judged, Verdict  # noqa: E402
+from public_lines import NOT_JUDGED  # noqa: E402
+
+from taso_mirage.measure.check import NUDGES, ROUGH, SMOOTH, CheckCase  # noqa: E402
 
 if TYPE_CHECKING:
     from public_tools import ToolProcess

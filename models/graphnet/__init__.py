@@ -125,9 +125,9 @@ def parameters(sample: Path) -> int:
 
 def load(sample: Path, seed: int = 0) -> Sample:
     """The sample with seeded numbers. Runs its code; raises what that raises."""
-    torch = exporter.require("torch")
     there: dict[str, Any] = {"__name__": "graphnet_sample"}
     exec(compile((sample / "model.py").read_text(), str(sample / "model.py"), "exec"), there)
+    torch = exporter.require("torch")
     there["device"] = lambda *_, **__: torch.device("cpu")  # captured on a GPU
     module = there["GraphModule"]().eval()
     generator = np.random.default_rng(seed)
