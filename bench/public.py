@@ -72,8 +72,8 @@ class Given:
 
 
 def generated(number: int) -> onnx.ModelProto:
-    """A random model, without inputs and nodes on which no output depends: several tools remove such
-    inputs, and one of the other models has one."""
+    """A random model, without inputs and nodes on which no output depends: several tools remove
+    such inputs, and one of the other models has one."""
     model = onnx.load_from_string(random_model(number))
     read = {each.name for each in model.graph.output}
     for node in reversed([*model.graph.node]):
@@ -148,7 +148,7 @@ class Judging:
         self.processes = {name: stack.enter_context(closing(ToolProcess(name, limit))) for name in tools}
 
     def findings(self, given: Given, tools: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
-        """Those of some tools; if the model cannot be judged, the only one has no tool."""
+        """The findings of some tools; if the model cannot be judged, the only one has no tool."""
         proto = given.build()
         large = (2, REFERENCE_SECONDS) if given.sample else (CASES,)
         judged = proto if isinstance(proto, str) else Judged.of(proto, *large)

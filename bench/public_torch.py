@@ -138,7 +138,7 @@ class TorchRuns:
     place: Path
 
     def outputs(self, run: str, seed: int = 0, part: float = 0.0) -> Outputs | Verdict:
-        """Those of every case, or the finding about a run that has none."""
+        """The outputs of every case, or the finding about a run that has none."""
         given: dict[str, Any] = {}
         for c, case in enumerate(self.cases):
             given |= named(c, map(np.asarray, case.inputs.values()))
@@ -191,7 +191,7 @@ def _nudged(moves: Moves, case: int) -> Callable[[int], list[float]]:
 
 
 def _resolution(moves: Moves, case: int) -> Callable[[], list[float]]:
-    """As in `taso_mirage.measure.check`: to first order, and 0 where an output jumps."""
+    """The resolution of `taso_mirage.measure.check`: to first order, and 0 where an output jumps."""
 
     def found() -> list[float]:
         near, far = ([max(e) for e in zip(*(moves(s, part)[case] for s in NUDGES), strict=True)] for part in ROUGH)

@@ -105,7 +105,7 @@ def spread(corpus: Path, most: float = math.inf) -> list[str]:
 
 
 def statistics(sample: Path) -> list[Statistics]:
-    """What a sample says about its tensors; nothing is executed."""
+    """The tensors of a sample, from its text; nothing is executed."""
     fields = {"name", "shape", "dtype", "mean", "std", "data", "min_val", "max_val"}
     found = []
     for each in ast.parse((sample / META).read_text()).body:
