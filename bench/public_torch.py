@@ -191,7 +191,7 @@ def _nudged(moves: Moves, case: int) -> Callable[[int], list[float]]:
 
 
 def _resolution(moves: Moves, case: int) -> Callable[[], list[float]]:
-    """The resolution of `taso_mirage.measure.check`: to first order, and 0 where an output jumps."""
+    """The resolution of an output (`measure/check.py`) to first order; 0 where it jumps."""
 
     def found() -> list[float]:
         near, far = ([max(e) for e in zip(*(moves(s, part)[case] for s in NUDGES), strict=True)] for part in ROUGH)
