@@ -4,9 +4,10 @@
     [--sessions 3] [--threads N]
 
 A name is one of the models of `bench/optimize.py`, or of a file NAME.onnx in DIR. Each model is
-optimized with an empty cache of costs. The original in both runtimes and the result in its own run
-in turn, and are opened `--sessions` times. Prints a line and writes bench/results/runtimes-cpu2.json after each row
-(microseconds, lower quartiles; rows of models that are not named stay).
+optimized with an empty cache of costs. The original in both runtimes and the result in its own one
+run in turn, and are opened `--sessions` times. Prints a line and writes
+bench/results/runtimes-cpu2.json after each row (microseconds, lower quartiles; rows of models that
+are not named stay).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from taso_mirage.pipeline.shares import compared_seconds, load_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.system.wording import option
 
 SHARE = 0.25
 """The largest share of the remaining time that other runtimes take."""
@@ -108,7 +109,8 @@ def choose_runtime(job: Job, result: Result, others: Sequence[InRuntime]) -> Res
         return result.noted(note)
     plain = replace(result.unchanged("", best.target), kept=None, timing=best.choice.timing)
     moved = replace(plain.of(best.choice.candidate), differences=best.differences)
-    alone = f"the file is for {best.target.name}; on {own} it is only as fast as the original (--target {own})"
+    alone = f"the file is for {best.target.name}; {option('target', own)} makes one that is faster on {own}"
+    alone = alone if ours > 1 else f"the file is for {best.target.name}; on {own} it is as fast as the original"
     return moved.noted(note, *([] if moved.steps else [alone]))
 
 
