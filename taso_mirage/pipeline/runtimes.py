@@ -107,7 +107,7 @@ def choose_runtime(job: Job, result: Result, others: Sequence[InRuntime]) -> Res
     note = f"runtimes, each against the original on {own}: {', '.join(said)}"
     if best.choice.candidate is None or best.ratio < GAIN * ours:
         return result.noted(note)
-    plain = replace(result.unchanged("", best.target), kept=None, timing=best.choice.timing)
+    plain = replace(result.unchanged("", best.target), kept=None, timing=best.choice.timing, left=None)
     moved = replace(plain.of(best.choice.candidate), differences=best.differences)
     alone = f"the file is for {best.target.name}; {option('target', own)} makes one that is faster on {own}"
     alone = alone if ours > 1 else f"the file is for {best.target.name}; on {own} it is as fast as the original"
