@@ -49,6 +49,8 @@ DECIDING = 0.5
 AHEAD = 0.75
 """The largest share of the rest of the time for the short search by predicted costs, which ends by
 numbers: it finds most of the gain, and needs no measurement."""
+AHEAD_OF_KERNELS = 1 / 6
+"""The share of the rest of the time for the searches for kernels that begin before their stage."""
 LARGE = 0.02
 """The share of the budget; a model is large if its load and comparison take more."""
 EXPLAINING, MEASURED = 0.1, 30.0
@@ -194,6 +196,12 @@ def kernels_first(job: Job) -> bool:
     """Whether kernels gain more than a search: those of a large model on a GPU, where operators'
     costs are predicted."""
     return not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
+
+
+def ahead_of_kernels(job: Job) -> float:
+    """Seconds of the searches for kernels that begin before the stage of kernels: a share of the
+    rest, because they all must end before any is compiled."""
+    return AHEAD_OF_KERNELS * job.deadline.left()
 
 
 def ahead_seconds(job: Job, passing: float) -> float:

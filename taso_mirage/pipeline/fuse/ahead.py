@@ -1,0 +1,111 @@
+"""Kernels of the model that is predicted to be chosen, begun before it is compared and checked.
+
+On a GPU these stages leave most cores idle. Meanwhile other processes search the muGraphs of its
+regions, and compile those that are predicted to be the fastest. The stage of kernels takes all of
+this over if it gets that model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from taso_mirage.devices.cuda.options import ROUNDED
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.lowering.backend import Backend
+from taso_mirage.measure.child import child
+from taso_mirage.pipeline.fuse.choices import KernelChoices
+from taso_mirage.pipeline.fuse.kinds import Kinds, find_kinds
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
+from taso_mirage.pipeline.problem import Problem
+from taso_mirage.pipeline.shares import ahead_of_kernels, kernels_first
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.regions.batches import EqualRegions
+from taso_mirage.regions.canonical import SymbolSizes
+from taso_mirage.regions.contained import ErrorReport, contained
+from taso_mirage.search.config import SEARCH
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.search import Budget
+from taso_mirage.system.workers import Workers
+
+
+@dataclass(slots=True)
+class KernelsAhead:
+    """The kinds of regions of a model, with the searches for their muGraphs. `errors` are those
+    with single regions, which the stage of kernels reports."""
+
+    model: Model
+    sizes: SymbolSizes
+    kinds: Kinds
+    choices: KernelChoices
+    errors: list[tuple[str, Exception]] = field(default_factory=list)
+
+    def fits(self, model: Model, sizes: SymbolSizes, backend: Backend) -> bool:
+        """Whether these are the kinds of a model at some sizes for a back end."""
+        return self.model is model and self.sizes == sizes and self.choices.backend == backend
+
+    def taken(self, budget: Budget, report: ErrorReport) -> tuple[Kinds, KernelChoices]:
+        """The kinds and their choices for a stage of kernels, whose budget these have from now
+        on."""
+        for what, error in self.errors:
+            report(what, error)
+        self.choices.budget = budget
+        return self.kinds, self.choices
+
+    def compile(self) -> None:
+        """Begin to compile the predicted kernels of all kinds whose searches have ended."""
+        for kind in self.kinds.places:
+            first = self.kinds.variants[kind][0]
+            with suppress(TasoMirageError), contained(" ".join(first.operators), lambda what, error: None):
+                self.choices.begin(first.kind)
+
+
+def search_kernels(job: Job, problem: Problem, candidates: Sequence[ModelCandidate]) -> KernelsAhead | None:
+    """The searches for kernels of the model that is predicted to be the fastest, where kernels of a
+    GPU gain more than other searches, and its processes have started."""
+    config, backend = job.config, job.backend
+    mine = [each for each in candidates if each.target == config.target and each.steps]
+    if not (mine and kernels_first(job) and config.kernels == SEARCH and job.searchers is not None):
+        return None
+    made = backend.result() if backend is not None and backend.done() else None
+    if made is None:
+        return None
+    best = min(mine, key=lambda each: each.cost)
+    sizes, made = problem.workloads[0][0], made.rounding() if ROUNDED in config.target.options else made
+    return _begun(best.model, config.target.name, sizes, made, job.searchers, ahead_of_kernels(job))
+
+
+def compile_kernels(job: Job, ahead: KernelsAhead | None) -> tuple[()]:
+    """Begin to compile the kernels whose searches have ended."""
+    if ahead is not None:
+        ahead.compile()
+    return ()
+
+
+def _begun(
+    model: Model, target: str, sizes: SymbolSizes, backend: Backend, ready: Workers, seconds: float
+) -> KernelsAhead:
+    """The kinds of regions of a model, whose searches of so many seconds begin in `ready`
+    processes."""
+    errors: list[tuple[str, Exception]] = []
+
+    def report(what: str, error: Exception) -> None:
+        errors.append((what, error))
+
+    kinds = find_kinds(model, sizes, backend, lambda: child().deadline.left() <= 0, report)
+    choices = KernelChoices(target, backend, kinds.prepared, True, Budget(seconds))
+    goals: dict[SearchedGoal, None] = {}
+    for kind in kinds.places:
+        goals |= dict.fromkeys(_goals(kinds, kind, choices))
+    choices.searches = Searches(list(goals), backend.device, seconds, backend.searching, kinds.prepared, ready)
+    return KernelsAhead(model, sizes, kinds, choices, errors)
+
+
+def _goals(kinds: Kinds, kind: EqualRegions, choices: KernelChoices) -> list[SearchedGoal]:
+    found: list[SearchedGoal] = []
+    for each in kinds.variants[kind]:
+        with contained(" ".join(each.operators), lambda what, error: None):
+            found += choices.unknown(each.kind)
+    return found
