@@ -7,6 +7,7 @@ this over if it gets that model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from taso_mirage.search.config import SEARCH
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.search import Budget
 from taso_mirage.system.workers import Workers
+
+WRITING = 2.0
+"""Seconds in which programs are written before the check: processes compile them meanwhile."""
 
 
 @dataclass(slots=True)
@@ -54,9 +58,13 @@ class KernelsAhead:
         self.choices.budget = budget
         return self.kinds, self.choices
 
-    def compile(self) -> None:
-        """Begin to compile the predicted kernels of all kinds whose searches have ended."""
+    def compile(self, seconds: float) -> None:
+        """Begin to compile the predicted kernels of the kinds whose searches have ended, those that
+        may save most first, for so many seconds: programs are written here."""
+        end = time.monotonic() + seconds
         for kind in self.kinds.places:
+            if time.monotonic() > end:
+                break
             first = self.kinds.variants[kind][0]
             with suppress(TasoMirageError), contained(" ".join(first.operators), lambda what, error: None):
                 self.choices.begin(first.kind)
@@ -80,7 +88,7 @@ def search_kernels(job: Job, problem: Problem, candidates: Sequence[ModelCandida
 def compile_kernels(job: Job, ahead: KernelsAhead | None) -> tuple[()]:
     """Begin to compile the kernels whose searches have ended."""
     if ahead is not None:
-        ahead.compile()
+        ahead.compile(WRITING)
     return ()
 
 
