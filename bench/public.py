@@ -28,7 +28,7 @@ import onnx
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(ROOT / "tests" / "harness")]
 
-from fuzz.graphs import random_model  # noqa: E402
+from fuzz.generated.model import model_of  # noqa: E402
 from peers import peer_versions  # noqa: E402
 from public_judge import KINDS, NOT_LOADED, RIGHT, Judged, Verdict  # noqa: E402
 from public_reports import REPORTS  # noqa: E402
@@ -45,18 +45,8 @@ SHOWN = 40
 
 
 def generated(count: int, seed: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Random models, without inputs and nodes on which no output depends: several tools remove such
-    inputs, and one of the other models has one."""
     for number in range(seed, seed + count):
-        model = onnx.load_from_string(random_model(number))
-        read = {each.name for each in model.graph.output}
-        for node in reversed([*model.graph.node]):
-            if read.isdisjoint(node.output):
-                model.graph.node.remove(node)
-            read |= {*node.input} if not read.isdisjoint(node.output) else set()
-        for each in [each for each in model.graph.input if each.name not in read]:
-            model.graph.input.remove(each)
-        yield f"{GENERATED}:{number}", model
+        yield f"{GENERATED}:{number}", model_of(number)
 
 
 def reported() -> Iterator[tuple[str, onnx.ModelProto]]:
