@@ -12,8 +12,11 @@ from fuzz.generated.values import FLOAT, INT64, OPTIONAL, SEQUENCE, STRING, TENS
 
 
 def word(g: RandomGraph) -> Value:
+    """Strings that exist, or the texts of integers."""
     found = [v for v in g.visible() if v.dtype == STRING and v.container == TENSOR and v.rank < 3]
-    return g.choice(found) if found and g.chance(0.8) else g.given(STRING, g.choice(((), (3,), (2, 2))))
+    if found and g.chance(0.8):
+        return g.choice(found)
+    return g.add("Cast", g.given(INT64, g.choice(((), (3,), (2, 2)))), to=STRING)
 
 
 @step("StringConcat", "RegexFullMatch", "StringNormalizer", "StringSplit", "TfIdfVectorizer")
@@ -25,7 +28,7 @@ def texts(g: RandomGraph, op: str) -> Value:
         case "RegexFullMatch":
             return g.add(op, x, pattern=r"[a-z ]*")
         case "StringNormalizer":
-            x = g.given(STRING, (3,))
+            x = g.add("Cast", g.given(INT64, (3,)), to=STRING)
             return g.add(op, x, case_change_action=g.choice(("LOWER", "UPPER")), locale="C", shape=(3,))
         case "StringSplit":
             return g.all(op, x, outputs=2, delimiter=" ")[1]

@@ -273,7 +273,7 @@ class RandomGraph:
                 same = dtypes.setdefault(parameter.type_str, each.dtype)
                 if same != each.dtype and parameter.is_homogeneous:
                     raise Impossible
-        if not runs(schema, dtypes):
+        if not runs(schema, dtypes, self.opset):
             raise Impossible
 
     def _typed(

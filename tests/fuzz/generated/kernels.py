@@ -16,6 +16,8 @@ NEWEST = 26
 """The newest opset that the runtime reads."""
 ONLY_FLOAT = {"tensor(float)", "tensor(int64)", "tensor(bool)", "tensor(string)"}
 """Dtypes of operators that the runtime expands by their functions."""
+KEPT = {"Swish": 25}
+"""Operators that it does not expand from this opset on."""
 
 
 @cache
@@ -33,12 +35,12 @@ def text(dtype: int) -> str:
     return f"tensor({TensorProto.DataType.Name(dtype).lower()})"
 
 
-def runs(schema: OpSchema, dtypes: Mapping[str, int]) -> bool:
+def runs(schema: OpSchema, dtypes: Mapping[str, int], opset: int = NEWEST) -> bool:
     """Whether the runtime has a kernel for tensors of these dtypes, by type variable. It computes
     half precision in single precision where it has none."""
     known = _kernels().get((schema.domain, schema.name))
     if known is None:
-        return all(text(each) in ONLY_FLOAT for each in dtypes.values())
+        return opset < KEPT.get(schema.name, NEWEST + 1) and all(text(each) in ONLY_FLOAT for each in dtypes.values())
     since = schema.since_version
     ours = [types for first, last, types in known if first == since or (first < since <= last < 2**31 - 1)]
     return any(_admits(types, dtypes) for types in ours)

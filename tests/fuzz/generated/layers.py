@@ -105,7 +105,7 @@ def pool(g: RandomGraph, op: str) -> Value:
         form["pads"] = [g.choice((0, k - 1)) for k in [*kernel, *kernel]]
     elif g.chance(0.3):
         form["auto_pad"] = g.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))
-    if op != "LpPool" and g.chance(0.2):
+    if op != "LpPool" and "auto_pad" not in form and g.chance(0.2):
         form["ceil_mode"] = 1
     if op == "AveragePool" and g.chance(0.4):
         form["count_include_pad"] = 1
@@ -130,6 +130,7 @@ def channel_norm(g: RandomGraph, op: str) -> Value:
     x = image(g)
     c = dim(x, 1)
     if op == "LRN":
+        x = x if x.rank == 4 else g.given(g.dtype, (1, 3, 4, 4))
         return g.add(op, x, size=g.choice((1, 3)), alpha=g.choice((1e-4, 0.1)), bias=g.choice((1.0, 2.0)))
     scale, bias = g.weight(x.dtype, (c,)), g.weight(x.dtype, (c,))
     if op == "BatchNormalization":
@@ -140,7 +141,7 @@ def channel_norm(g: RandomGraph, op: str) -> Value:
     groups = 2 if c % 2 == 0 else 1
     if g.opset < 21:
         scale, bias = g.weight(x.dtype, (groups,)), g.weight(x.dtype, (groups,))
-    return g.add(op, x, scale, bias, num_groups=groups, epsilon=1e-3, bound=30.0)
+    return g.add(op, x, scale, bias, num_groups=groups, epsilon=1e-3, bound=30.0, shape=x.shape)
 
 
 @step("LayerNormalization", "RMSNormalization")
@@ -154,7 +155,7 @@ def row_norm(g: RandomGraph, op: str) -> Value:
 
 @step("LSTM", "GRU", "RNN")
 def recurrent(g: RandomGraph, op: str) -> Value:
-    x = g.bounded(g.ranked(3, static=1))
+    x = g.bounded(g.ranked(3, dtypes=(FLOAT,), static=1))
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     hidden, width = g.choice((1, 2, 3)), dim(x, -1)
     way = g.choice(("forward", "forward", "reverse", "bidirectional"))
@@ -259,7 +260,8 @@ def signals(g: RandomGraph, op: str) -> Value:
             shape=None,
         )
     if op == "STFT":
-        x, window = g.given(FLOAT, (1, 16, 1)), g.add("HannWindow", g.constant(np.array(8)), shape=(8,), bound=1.0)
+        x, length = g.given(FLOAT, (1, 16, 1)), g.weight(FLOAT, (8,))
+        window = g.add("Mul", length, length) if g.chance(0.3) else length
         return g.add(op, x, g.constant(np.array(4)), window, bound=40.0, shape=(1, 3, 5, 2))
     if op == "MelWeightMatrix":
         given = (g.constant(np.array(v)) for v in (4, 8, 8000))

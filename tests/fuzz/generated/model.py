@@ -15,7 +15,7 @@ from fuzz.generated.kernels import NEWEST
 from fuzz.generated.motifs import MOTIFS
 from fuzz.generated.names import rename
 from fuzz.generated.operators import STEPS
-from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, STRING, Shape, Value
+from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, Shape, Value
 
 MODULES = (bodies, containers, layers, movement, quantized)
 """Their steps are registered on import."""
@@ -73,7 +73,7 @@ def given(g: RandomGraph) -> None:
         g.input(g.dtype, named)
     if g.chance(0.25):
         g.input(
-            g.choice((INT64, BOOL, STRING, onnx.TensorProto.INT32, onnx.TensorProto.UINT8)),
+            g.choice((INT64, BOOL, onnx.TensorProto.INT32, onnx.TensorProto.UINT8)),
             g.choice(((3,), (2, 3), ())),
         )
 
@@ -83,7 +83,7 @@ def outputs(g: RandomGraph) -> list[Value]:
     read = {name for node in g.nodes for name in reads(node)}
     made = {name for node in g.nodes for name in node.output}
     own = [v for v in g.values if v.name in made and not v.fixed]
-    ends = [v for v in own if v.name not in read] or own[-1:] or [g.add("Identity", g.values[0])]
+    ends = [v for v in own if v.name not in read] or own[-1:] or [g.add("Identity", g.input(FLOAT, (2, 3)))]
     chosen = g.random.sample(ends, min(len(ends), g.random.randint(1, 4)))
     inside = [v for v in own if v not in chosen]
     if inside and g.chance(0.35):

@@ -74,7 +74,7 @@ def unary(g: RandomGraph, op: str) -> Value:
         x = g.unit(x)
     elif domain == ABOVE:
         x = g.add("Add", g.add("Abs", g.bounded(x)), g.like(x, 1.125), bound=9.0)
-    return g.add(op, x, bound=bound, exact=op in KEEPS, **draw(g, x))
+    return g.add(op, x, bound=bound, exact=op in KEEPS, shape=x.shape, **draw(g, x))
 
 
 @step("Cast")
