@@ -85,7 +85,8 @@ def judged_models(options: argparse.Namespace) -> tuple[dict[str, Judged], int]:
 def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
     source, target = place / "source.onnx", place / "result.onnx"
     target.unlink(missing_ok=True)
-    onnx.save(judged.proto, source)
+    copy, outside = onnx.load_from_string(judged.proto.SerializeToString()), judged.proto.ByteSize() % 10 == 0
+    onnx.save(copy, source, save_as_external_data=outside, location=f"{source.name}.data", size_threshold=32)
     if (failed := tool.optimize(source, target)) is not None:
         return failed
     try:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import onnx
 import pytest
-from fuzz.graphs import random_model
+from fuzz.generated.model import random_model
 
 import taso_mirage
 from taso_mirage.prove.rules import proofs

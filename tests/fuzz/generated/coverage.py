@@ -1,6 +1,6 @@
 """Contents of many random models: `python -m fuzz.generated.coverage [COUNT] [SEED]` in `tests/`.
 
-Prints the share that ONNX Runtime loads and runs, the numbers of operators, of pairs of an operator
+Prints the share that ONNX Runtime loads, the numbers of operators, of pairs of an operator
 and one that reads its result, of dtypes and of opsets, and the operators that it runs and no model
 has.
 """
@@ -11,41 +11,16 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
 import onnx
-import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from fuzz.generated.bodies import every
 from fuzz.generated.kernels import operators
 from fuzz.generated.model import model_of
-from fuzz.generated.values import STRING
+from fuzz.generated.running import session
 
 EXCLUDED = frozenset("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 """Operators whose results are random."""
-
-
-def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """The model as it is."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def feeds(model: onnx.ModelProto, seed: int = 0, size: int = 3) -> dict[str, np.ndarray]:
-    """Inputs of a model, with a `size` of its free dims."""
-    rng = np.random.default_rng(seed)
-    found = {}
-    for each in model.graph.input:
-        tensor = each.type.tensor_type
-        shape = [d.dim_value if d.HasField("dim_value") else size for d in tensor.shape.dim]
-        if tensor.elem_type == STRING:
-            found[each.name] = np.full(shape, "a b", object)
-            continue
-        numbers = rng.normal(size=shape) if tensor.elem_type in (1, 10, 11, 16) else rng.integers(0, 2, shape)
-        found[each.name] = numbers.astype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    return found
 
 
 def pairs(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:

@@ -143,7 +143,11 @@ class RandomGraph:
     # ---------------------------------------------------------------- constants
 
     def weight(self, dtype: int, shape: Sequence[int], scale: float = 1.0, positive: bool = False) -> Value:
-        """Random numbers, or simple ones that rules look for."""
+        """Random numbers, or simple ones that rules look for; now and then those of another place."""
+        if not positive and self.chance(0.1):
+            found = [v for v in self.visible() if v.name in self.data and (v.dtype, v.shape) == (dtype, tuple(shape))]
+            if found and dtype in FLOATS:
+                return self.choice(found)
         if dtype == STRING:
             words = [self.choice(WORDS) for _ in range(int(np.prod(shape)))]
             return self.constant(np.array(words, object).reshape(shape))

@@ -112,6 +112,8 @@ def finished(g: RandomGraph) -> onnx.ModelProto:
     nodes, needed = live(g.nodes, {v.name for v in ends}, g.chance(0.04))
     weights = [w for w in g.weights if w.name in needed]
     inputs = [v for v in g.inputs if v.name in needed]
+    floats = [v for v in g.values if v.dtype == FLOAT and v.name in {w.name for w in weights}]
+    inputs += floats[:1] if g.chance(0.02) else []  # an input with a default
     graph = helper.make_graph(nodes, "graph", [v.info() for v in inputs], [v.info() for v in ends], weights)
     functions = called(g, nodes)
     domains = {each.domain for each in bodies.every(nodes)} | {

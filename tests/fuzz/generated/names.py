@@ -56,11 +56,10 @@ def _next(new: Callable[[int, int], str], counter: list[int], depth: int) -> str
 def _graph(
     graph: onnx.GraphProto, outer: Mapping[str, str], new: Callable[[int, int], str], counter: list[int], depth: int
 ) -> None:
-    known = dict(outer)
-    for each in graph.initializer:
-        known[each.name] = each.name = _next(new, counter, depth)
-    for each in graph.input:
-        known[each.name] = each.name = _next(new, counter, depth)
+    own = {each.name: _next(new, counter, depth) for each in (*graph.initializer, *graph.input)}
+    known = {**outer, **own}
+    for each in (*graph.initializer, *graph.input):
+        each.name = own[each.name]
     for node in graph.node:
         _node(node, known, new, counter, depth)
     for each in graph.output:
