@@ -12,11 +12,8 @@ from fuzz.generated.values import FLOAT, INT64, OPTIONAL, SEQUENCE, STRING, TENS
 
 
 def word(g: RandomGraph) -> Value:
-    """Strings that exist, or the texts of integers."""
     found = [v for v in g.visible() if v.dtype == STRING and v.container == TENSOR and v.rank < 3]
-    if found and g.chance(0.8):
-        return g.choice(found)
-    return g.add("Cast", g.given(INT64, g.choice(((), (3,), (2, 2)))), to=STRING)
+    return g.choice(found) if found and g.chance(0.8) else g.given(STRING, g.choice(((), (3,), (2, 2))))
 
 
 @step("StringConcat", "RegexFullMatch", "StringNormalizer", "StringSplit", "TfIdfVectorizer")

@@ -20,6 +20,7 @@ from fuzz.generated.values import (
     FLOAT,
     FLOATS,
     HALF,
+    INT64,
     INTEGERS,
     NUMBERS,
     STRING,
@@ -129,8 +130,11 @@ class RandomGraph:
         return self.given(self.choice(kinds), shape)
 
     def given(self, dtype: int, shape: Shape) -> Value:
-        """A new input, or a weight inside of bodies and where there are many inputs."""
-        if not self.depth and len(self.inputs) < 5 and self.chance(0.7):
+        """A new input, or a weight inside of bodies and where there are many inputs. Strings are the
+        texts of integers, since nobody draws strings as inputs."""
+        if dtype == STRING and self.chance(0.7):
+            return self.add("Cast", self.given(INT64, shape), to=STRING)
+        if not self.depth and len(self.inputs) < 5 and dtype != STRING and self.chance(0.7):
             return self.input(dtype, shape)
         return self.weight(dtype, tuple(d if isinstance(d, int) else 1 for d in shape))
 

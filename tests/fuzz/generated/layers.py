@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fuzz.generated.graph import MICROSOFT, Impossible, RandomGraph, dim
+from fuzz.generated.graph import RandomGraph, dim
 from fuzz.generated.operators import step
 from fuzz.generated.values import FLOAT, INT32, Value
 
@@ -274,65 +274,3 @@ def losses(g: RandomGraph, op: str) -> Value:
     x = g.given(FLOAT, (3, 4))
     target = g.constant(g.numbers.integers(0, 4, (3,)))
     return g.add(op, x, target, reduction=g.choice(("mean", "sum", "none")), bound=30.0)
-
-
-# ---------------------------------------------------------------- ONNX Runtime's own
-
-
-def fused(g: RandomGraph) -> None:
-    """Refuse what the fused operators have no kernel for."""
-    if g.dtype != FLOAT:
-        raise Impossible
-
-
-@step("com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.FastGelu", "com.microsoft.BiasGelu")
-def gelus(g: RandomGraph, op: str) -> Value:
-    fused(g)
-    x = g.bounded(g.ranked(2, 3, static=1))
-    bias = [g.weight(FLOAT, (dim(x, -1),))] if "Bias" in op or ("Fast" in op and g.chance(0.5)) else []
-    form = {"alpha": 1.702} if "Quick" in op else {}
-    made = Value("", FLOAT, x.shape, x.bound + 4, False)
-    return g.state(op.removeprefix("com.microsoft."), MICROSOFT, [x, *bias], made, **form)[0]
-
-
-@step("com.microsoft.FusedMatMul")
-def fused_product(g: RandomGraph, op: str) -> Value:
-    fused(g)
-    x = g.bounded(g.ranked(2, 3, static=2))
-    turned, n = g.choice((0, 1)), 3
-    k, m = (int(d) for d in (x.shape[-2:] if turned else x.shape[:-3:-1]))
-    other = g.choice((0, 1))
-    w = g.weight(FLOAT, (n, k) if other else (k, n))
-    made = Value("", FLOAT, (*x.shape[:-2], m, n), x.bound * 6 * k, False)
-    return g.state("FusedMatMul", MICROSOFT, [x, w], made, transA=turned, transB=other, alpha=g.choice((1.0, 0.5)))[0]
-
-
-@step("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
-def skip_norm(g: RandomGraph, op: str) -> Value:
-    fused(g)
-    x = g.bounded(g.ranked(3, static=3))
-    d = dim(x, -1)
-    extra = [g.weight(FLOAT, (d,))] if "Simplified" not in op else []
-    made = Value("", FLOAT, x.shape, 30.0, False)
-    skip = g.weight(FLOAT, x.ints())
-    return g.state(
-        op.removeprefix("com.microsoft."), MICROSOFT, [x, skip, g.weight(FLOAT, (d,)), *extra], made, epsilon=1e-3
-    )[0]
-
-
-@step("com.microsoft.MultiHeadAttention")
-def heads(g: RandomGraph, op: str) -> Value:
-    fused(g)
-    q, k, v = (g.given(FLOAT, (1, g.choice((3, 3)), 4)) for _ in range(3))
-    return g.state("MultiHeadAttention", MICROSOFT, [q, k, v], Value("", FLOAT, q.shape, 4.0, False), num_heads=2)[0]
-
-
-@step("com.microsoft.RotaryEmbedding")
-def fused_rotary(g: RandomGraph, op: str) -> Value:
-    fused(g)
-    x = g.given(FLOAT, (1, 2, 3, 4))
-    places = g.constant(np.array([[0, 1, 2]]))
-    given = [x, places, g.weight(FLOAT, (8, 2)), g.weight(FLOAT, (8, 2))]
-    return g.state(
-        "RotaryEmbedding", MICROSOFT, given, Value("", FLOAT, x.shape, 24.0, False), interleaved=g.choice((0, 1))
-    )[0]

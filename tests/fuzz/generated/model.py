@@ -9,7 +9,7 @@ from random import Random
 import onnx
 from onnx import helper
 
-from fuzz.generated import bodies, containers, layers, movement, quantized
+from fuzz.generated import bodies, containers, layers, microsoft, movement, quantized
 from fuzz.generated.graph import MACHINE_LEARNING, MICROSOFT, Impossible, RandomGraph
 from fuzz.generated.kernels import NEWEST
 from fuzz.generated.motifs import MOTIFS
@@ -17,7 +17,7 @@ from fuzz.generated.names import rename
 from fuzz.generated.operators import STEPS
 from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, Shape, Value
 
-MODULES = (bodies, containers, layers, movement, quantized)
+MODULES = (bodies, containers, layers, microsoft, movement, quantized)
 """Their steps are registered on import."""
 OLDEST, USUAL = 11, (13, 17, 18, 20, 21)
 DTYPES = (*(FLOAT,) * 16, DOUBLE, DOUBLE, HALF, BFLOAT)
