@@ -34,7 +34,7 @@ T = TypeVar("T")
 Operand = Value | np.ndarray | int | float | Sequence[int] | str | None
 WORDS = ("", "a", "b c", "Az", " the ", "12", "ü", "λ")
 LARGEST = 4096
-"""Elements of a value."""
+"""Elements of a value, where a model is not a large one."""
 MICROSOFT, MACHINE_LEARNING = "com.microsoft", "ai.onnx.ml"
 
 
@@ -43,7 +43,9 @@ class Impossible(Exception):
 
 
 class RandomGraph:
-    """Nodes, weights and inputs that fit each other; a graph inside of another one sees its values."""
+    """Nodes, weights and inputs that fit each other; a graph inside of another one sees its values.
+    `focus` is the probability that an operator reads the latest value that fits, `most` the number
+    of elements of a value."""
 
     def __init__(self, random: Random, opset: int, dtype: int = FLOAT, outer: RandomGraph | None = None) -> None:
         self.random, self.opset, self.dtype, self.outer = random, opset, dtype, outer
@@ -55,6 +57,8 @@ class RandomGraph:
         self.functions: list[onnx.FunctionProto] = [] if outer is None else outer.functions
         self.counter: list[int] = [0] if outer is None else outer.counter
         self.steps: Sequence[Callable[[RandomGraph], object]] = () if outer is None else outer.steps
+        self.focus: float = 0.0 if outer is None else outer.focus
+        self.most: int = LARGEST if outer is None else outer.most
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.numbers = np.random.default_rng(random.randrange(2**32))
 
@@ -88,9 +92,10 @@ class RandomGraph:
         return chosen - x.rank if self.chance(0.4) else chosen
 
     def visible(self) -> Iterator[Value]:
-        yield from self.values
+        """Values that a node may read, the latest last."""
         if self.outer is not None:
             yield from self.outer.visible()
+        yield from self.values
 
     def some(self, *dtypes: int, where: Callable[[Value], bool] = lambda v: True, exact: bool = False) -> Value:
         """A tensor that exists, the later ones more often, or a new one if none fits."""
@@ -99,6 +104,8 @@ class RandomGraph:
             for v in self.visible()
             if v.container == TENSOR and v.dtype in (dtypes or NUMBERS) and where(v) and (v.exact or not exact)
         ]
+        if found and self.chance(self.focus):
+            return found[-1]
         if found and self.chance(0.5):
             return found[-1 - int(len(found) * self.random.random() ** 2)]
         if found:
@@ -322,7 +329,7 @@ class RandomGraph:
         dtype = inner.tensor_type.elem_type
         exact = exact or dtype not in FLOATS
         made = Value(name, dtype, found if shape is None else shape, bound, exact, kind, 0, fixed)
-        if made.elements > LARGEST or (dtype == HALF and bound > 1e3) or bound > 1e6:
+        if made.elements > self.most or (dtype == HALF and bound > 1e3) or bound > 1e6:
             raise Impossible
         return made
 

@@ -9,18 +9,22 @@ from random import Random
 import onnx
 from onnx import helper
 
-from fuzz.generated import bodies, containers, layers, microsoft, movement, quantized
-from fuzz.generated.graph import MACHINE_LEARNING, MICROSOFT, Impossible, RandomGraph
+from fuzz.generated import algebra, bodies, containers, layers, microsoft, movement, quantized
+from fuzz.generated.graph import LARGEST, MACHINE_LEARNING, MICROSOFT, Impossible, RandomGraph
 from fuzz.generated.kernels import NEWEST
 from fuzz.generated.motifs import MOTIFS
 from fuzz.generated.names import rename
 from fuzz.generated.operators import STEPS
 from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, Shape, Value
 
-MODULES = (bodies, containers, layers, microsoft, movement, quantized)
+MODULES = (algebra, bodies, containers, layers, microsoft, movement, quantized)
 """Their steps are registered on import."""
 OLDEST, USUAL = 11, (13, 17, 18, 20, 21)
 DTYPES = (*(FLOAT,) * 16, DOUBLE, DOUBLE, HALF, BFLOAT)
+LARGE = 0.15
+"""The share of models with values of thousands of elements."""
+SHAPES = ([2, 3, 4], [1, 4], [4], [1, 2, 6, 6], [2, 4, 4, 4], [2, 6], [3, 4, 6], [], [1, 3, 8], [0, 3])
+LARGER = ([1, 16, 14, 14], [2, 8, 64], [64, 32], [1, 12, 16, 16], [1, 32, 8, 8], [4, 128])
 DOMAINS = {MICROSOFT: 1, MACHINE_LEARNING: 3, bodies.LOCAL: 1}
 TAUGHT = frozenset({"If", "Loop", "Scan", "function"})
 """Steps that are drawn more often."""
@@ -38,6 +42,8 @@ def model_of(seed: int) -> onnx.ModelProto:
     g = RandomGraph(random, opset, random.choice(DTYPES))
     names = [*STEPS, *[each for each in STEPS if each in TAUGHT] * 4]
     g.steps = tuple(STEPS[each] for each in names)
+    g.focus = random.choice((0.0, 0.3, 0.8))
+    g.most = 2**16 if random.random() < LARGE else LARGEST
     given(g)
     for _ in range(random.randint(3, 22)):
         if random.random() < 0.4:
@@ -64,9 +70,7 @@ def given(g: RandomGraph) -> None:
     """The first inputs."""
     free = g.chance(0.35)
     for _ in range(g.random.randint(1, 3)):
-        shape: list[int | str] = g.choice(
-            ([2, 3, 4], [1, 4], [4], [1, 2, 6, 6], [2, 4, 4, 4], [2, 6], [3, 4, 6], [], [1, 3, 8])
-        )
+        shape: list[int | str] = g.choice(LARGER if g.most > LARGEST else SHAPES)
         named: Shape = ("N", *shape[1:]) if free and shape and g.chance(0.8) else tuple(shape)
         if free and len(named) == 3 and g.chance(0.5):
             named = (named[0], "S", named[2])

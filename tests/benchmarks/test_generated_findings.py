@@ -1,0 +1,27 @@
+"""What the generated models found in this package: each is judged, and its result is right."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+from scripts import script
+
+import taso_mirage
+
+MODELS = {
+    "an optional before opset 18": """<ir_version: 9, opset_import: ["": 17]>
+        g (float[2,3] x) => (float[2,3] y, bool h)
+        { o = Optional(x) e = OptionalGetElement(o) y = Relu(e) h = OptionalHasElement(o) }""",
+    "a constant of a dtype that Expand has no kernel for": """<ir_version: 9, opset_import: ["": 20]>
+        g (bfloat16[N,4] x) => (bfloat16[N,3] y, bfloat16[N,1] z) <int64[2] parts = {1, 3}>
+        { s = Shape(x) f = ConstantOfShape(s) c = Cast<to = 16>(f) z, y = Split<axis = -1>(c, parts) }""",
+}
+
+
+@pytest.mark.parametrize("text", MODELS.values(), ids=list(MODELS))
+def test_results_are_right(text: str) -> None:
+    judge = script("public_judge")
+    judged = judge.Judged.of(onnx.parser.parse_model(text))
+    assert judged is not None
+    result = taso_mirage.optimize(judged.proto, effort="quick", measure=False, kernels="off")
+    assert judged.verdict(result) == judge.Verdict(judge.RIGHT)
