@@ -35,6 +35,8 @@ Operand = Value | np.ndarray | int | float | Sequence[int] | str | None
 WORDS = ("", "a", "b c", "Az", " the ", "12", "ü", "λ")
 LARGEST = 4096
 """Elements of a value, where a model is not a large one."""
+OF_SHAPES = frozenset({"Shape", "Size", "EyeLike"})
+"""Operators whose result is a constant for an operand of known sizes."""
 MICROSOFT, MACHINE_LEARNING = "com.microsoft", "ai.onnx.ml"
 
 
@@ -311,7 +313,8 @@ class RandomGraph:
             raise Impossible from None
         largest = max((v.bound for v in present if v.dtype != BOOL), default=1.0) if bound is None else bound
         fit = exact and all(v.exact for v in present)
-        return [self._result(types.get(name), name, shape, largest, fit, _fixed(present)) for name in node.output]
+        fixed = _fixed(present) or (schema.name in OF_SHAPES and present[0].static)
+        return [self._result(types.get(name), name, shape, largest, fit, fixed) for name in node.output]
 
     def _result(
         self, type: onnx.TypeProto | None, name: str, shape: Shape | None, bound: float, exact: bool, fixed: bool
