@@ -59,8 +59,7 @@ def isolated(
     for value, (leaf, arg) in zip(inputs, leaves.items(), strict=True):
         _declare_like(value, leaf if leaf.dtype != arg.dtype else arg)
         if value.type is None and arg in (values or {}):
-            found = _type_of((values or {})[arg])
-            value.type = ir.OptionalType(found) if found and arg.dtype.startswith("Optional") else found
+            value.type = _stated(arg.dtype) or _type_of((values or {})[arg])
     results = [ir.Value(name=n, type=_result(call.node.outputs[i], double)) for n, i in zip(names, used, strict=True)]
     header: ir.Model = model.header
     shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
@@ -141,6 +140,17 @@ def _declare_like(value: ir.Value, node: Node) -> None:
             value.type = bodies(made)[0].outputs[index].type
     if value.type is None:
         declare(value, Tensor(node.dtype, None))
+
+
+def _stated(dtype: str) -> ir.TypeProtocol | None:
+    """The ONNX type that a dtype is the text of: `Sequence(Tensor(FLOAT))`; None for another
+    dtype."""
+    word, _, rest = dtype.removesuffix(")").partition("(")
+    if word == "Tensor":
+        return ir.TensorType(ir.DataType[rest])
+    make = {"Sequence": ir.SequenceType, "Optional": ir.OptionalType}.get(word)
+    inner = _stated(rest) if make else None
+    return make(inner) if make and inner else None
 
 
 def _type_of(value: Any) -> ir.TypeProtocol | None:

@@ -12,6 +12,10 @@ MODELS = {
     "an optional before opset 18": """<ir_version: 9, opset_import: ["": 17]>
         g (float[2,3] x) => (float[2,3] y, bool h)
         { o = Optional(x) e = OptionalGetElement(o) y = Relu(e) h = OptionalHasElement(o) }""",
+    "an empty sequence": """<ir_version: 9, opset_import: ["": 17]>
+        g (float[2,3] x) => (float[4,3] y, int64 n)
+        { s = SequenceEmpty<dtype = 1>() t = SequenceInsert(s, x) u = SequenceInsert(t, x)
+          y = ConcatFromSequence<axis = 0>(u) n = SequenceLength(s) }""",
     "a layer norm by hand in double precision, whose number needs it": """<ir_version: 9, opset_import: ["": 17]>
         g (double[2,4] x) => (double[2,4] y) <double e = {0.00001}, double[4] s = {1.5, -0.5, 1.0, 2.0}>
         { m = ReduceMean<axes = [-1]>(x) c = Sub(x, m) q = Mul(c, c) v = ReduceMean<axes = [-1]>(q)
