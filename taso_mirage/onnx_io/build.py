@@ -147,7 +147,7 @@ def _stated(dtype: str) -> ir.TypeProtocol | None:
     dtype."""
     word, _, rest = dtype.removesuffix(")").partition("(")
     if word == "Tensor":
-        return ir.TensorType(ir.DataType[rest])
+        return ir.TensorType(ir.DataType[rest]) if rest in {*ir.DataType.__members__} - {"UNDEFINED"} else None
     make = {"Sequence": ir.SequenceType, "Optional": ir.OptionalType}.get(word)
     inner = _stated(rest) if make else None
     return make(inner) if make and inner else None

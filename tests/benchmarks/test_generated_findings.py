@@ -12,6 +12,10 @@ MODELS = {
     "an optional before opset 18": """<ir_version: 9, opset_import: ["": 17]>
         g (float[2,3] x) => (float[2,3] y, bool h)
         { o = Optional(x) e = OptionalGetElement(o) y = Relu(e) h = OptionalHasElement(o) }""",
+    "elements of a sequence whose type nothing infers": """<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]>
+        g (float[2,3] x) => (float[2,1] y) {
+        r = ai.onnx.ml.LinearRegressor<coefficients = [0.5, 0.5, 2.0], intercepts = [0.25], targets = 1>(x)
+        s = SequenceConstruct(r) i = Constant<value_int = 0>() e = SequenceAt(s, i) y = Min(e, e) }""",
     "an empty sequence": """<ir_version: 9, opset_import: ["": 17]>
         g (float[2,3] x) => (float[4,3] y, int64 n)
         { s = SequenceEmpty<dtype = 1>() t = SequenceInsert(s, x) u = SequenceInsert(t, x)
