@@ -103,7 +103,7 @@ def loop(g: RandomGraph, op: str) -> Value:
 @step("Scan")
 def scan(g: RandomGraph, op: str) -> Value:
     deeper(g)
-    x = g.float(lambda v: v.rank > 1 and v.bound < 100)
+    x = g.float(lambda v: v.rank > 1 and v.bound < 100 and 0 not in v.shape)
     like = g.weight(x.dtype, (2,))
     inner = g.inside()
     state = Value(g.name("s"), x.dtype, (2,), 20.0, False)

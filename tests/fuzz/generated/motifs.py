@@ -11,7 +11,7 @@ from fuzz.generated.graph import Impossible, RandomGraph, dim
 from fuzz.generated.layers import image, tokens
 from fuzz.generated.operators import other
 from fuzz.generated.quantized import islands
-from fuzz.generated.values import BOOL, DOUBLE, FLOAT, INT64, Value, array
+from fuzz.generated.values import FLOAT, INT64, Value, array
 
 Motif = Callable[[RandomGraph], object]
 MOTIFS: dict[str, Motif] = {"islands": islands}
@@ -328,83 +328,6 @@ def split_concat(g: RandomGraph) -> Value:
 
 
 @motif
-def casts(g: RandomGraph) -> Value:
-    x = g.float()
-    y = g.add("Cast", x, to=DOUBLE if g.chance(0.7) else FLOAT)
-    if g.chance(0.5):
-        y = g.add(g.choice(("Relu", "Tanh", "Neg")), y)
-    return g.add("Cast", y, to=x.dtype)
-
-
-@motif
-def identities(g: RandomGraph) -> Value:
-    """Operations that change nothing, or little."""
-    x = g.float()
-    for _ in range(g.random.randint(1, 4)):
-        match g.random.randrange(7):
-            case 0:
-                x = g.add("Identity", x, exact=True)
-            case 1:
-                x = g.add(g.choice(("Mul", "Div")), x, g.scalar(1.0, x.dtype))
-            case 2:
-                x = g.add(g.choice(("Add", "Sub")), x, g.scalar(0.0, x.dtype), bound=x.bound + 1)
-            case 3 if x.rank:
-                x = g.add("Transpose", x, perm=[*range(x.rank)], exact=True)
-            case 4 if 0 not in x.shape and x.rank:
-                x = g.add("Reshape", x, g.ints(*[0] * x.rank), exact=True)
-            case 5 if x.rank:
-                x = g.add("Slice", x, g.ints(0), g.ints(2**63 - 1), g.ints(0), exact=True)
-            case _:
-                x = g.add("Neg", g.add("Neg", x, exact=True), exact=True)
-    return x
-
-
-@motif
-def reductions(g: RandomGraph) -> Value:
-    """A reduction of a reduction, or of a moved value."""
-    x = g.bounded(g.float(lambda v: v.rank > 1 and 0 not in v.shape))
-    op, keep = g.choice(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")), g.choice((0, 1))
-    y = g.add("Transpose", x, exact=True) if g.chance(0.4) else x
-    y = g.add(op, y, axes=[g.axis(y)], keepdims=keep, bound=x.bound * x.elements)
-    if y.rank:
-        y = g.add(
-            op if g.chance(0.7) else "ReduceMean",
-            y,
-            axes=[g.axis(y)],
-            keepdims=g.choice((0, 1)),
-            bound=y.bound * y.elements,
-        )
-    return y
-
-
-@motif
-def chain_of_arithmetic(g: RandomGraph) -> Value:
-    """Sums and products with constants that can be collected."""
-    x = g.float(lambda v: v.bound < 50)
-    for _ in range(g.random.randint(2, 5)):
-        op, number = g.choice((("Add", 1.5), ("Mul", 0.5), ("Sub", 0.25), ("Div", 2.0), ("Mul", -1.0), ("Add", -1.5)))
-        c = g.scalar(number, x.dtype) if g.chance(0.6) else other(g, x, positive=op == "Div")
-        x = g.add(op, *((x, c) if op == "Div" or g.chance(0.6) else (c, x)), bound=x.bound * 3 + 10)
-    return x
-
-
-@motif
-def common_subexpressions(g: RandomGraph) -> Value:
-    x, c = g.bounded(g.float()), None
-    ys = []
-    for _ in range(2):
-        c = c if c is not None and g.chance(0.7) else other(g, x)
-        ys.append(g.add(g.choice(("Add", "Add", "Sub")), x, c, bound=x.bound + 4))
-    if ys[0].shape != ys[1].shape:
-        raise Impossible
-    return (
-        g.add(g.choice(("Sub", "Mul", "Max", "Concat")), *ys, **({"axis": 0} if x.rank and ys else {}))
-        if x.rank and g.chance(0.2)
-        else g.add("Mul", *ys, bound=150.0)
-    )
-
-
-@motif
 def masked(g: RandomGraph) -> Value:
     """Constants that are infinite, of which nothing infinite remains."""
     x = g.bounded(g.float(lambda v: v.rank > 1 and all(isinstance(d, int) and d > 0 for d in v.shape[-2:])))
@@ -430,16 +353,6 @@ def empty_parts(g: RandomGraph) -> Value:
     if g.chance(0.3):
         return g.add("ReduceSum", nothing, axes=[0], keepdims=1)
     return g.add("Concat", *((nothing, x) if g.chance(0.5) else (x, nothing)), axis=0, exact=True)
-
-
-@motif
-def selected(g: RandomGraph) -> Value:
-    """A choice by a comparison, by a constant, or by its own negation."""
-    x = g.float(exact=True)
-    c = g.add(g.choice(("Greater", "Less")), x, g.like(x, 0.1)) if g.chance(0.7) else g.weight(BOOL, ())
-    c = g.add("Not", g.add("Not", c)) if g.chance(0.3) else g.add("Not", c) if g.chance(0.3) else c
-    y = g.add(g.choice(("Relu", "Neg", "Identity")), x, exact=True)
-    return g.add("Where", c, *((x, y) if g.chance(0.5) else (y, x)), exact=True)
 
 
 @motif
