@@ -148,8 +148,8 @@ class _Book:
         return self._numbers[node]
 
     def _is_there(self, node: Node) -> bool:
-        """Whether records can name a term: each node and weight below it is like one of the model. A
-        result of a loop that the model does not use is not there."""
+        """Whether records can name a term: each node and weight below it is like one of the model.
+        A result of a loop that the model does not use is not there."""
         below = topological([node], stop=self._numbers)
         return all(n.op not in ("opaque", "weight") or _kind(n) in self._like for n in below)
 

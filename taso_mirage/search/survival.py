@@ -26,9 +26,9 @@ MOST = 4
 def surviving(
     candidate: ModelCandidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
 ) -> tuple[ModelCandidate | None, Session | None]:
-    """The candidate, and a session on it, if the runtime loads it and runs it once; otherwise without
-    the first rewrites that cause it; None if nothing is left. A note names each removed rewrite.
-    Raises the runtime's error if it refuses the model without rewrites."""
+    """The candidate, and a session on it, if the runtime loads it and runs it once; otherwise
+    without the first rewrites that cause it; None if nothing is left. A note names each removed
+    rewrite. Raises the runtime's error if it refuses the model without rewrites."""
     for _ in range(MOST):
         try:
             session = runtime.open_in_child(candidate.model, candidate.target)

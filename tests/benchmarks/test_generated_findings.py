@@ -1,4 +1,4 @@
-"""What the generated models found in this package: each is judged, and its result is right."""
+"""Models after generated ones that failed: each is judged, and its result is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rewrite after which the runtime crashes or refuses the model is left out, as if it were slow."""
+"""A rewrite after which the runtime crashes or refuses the model is left out, as if it was slow."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ class RandomGraph:
         return self.some(*others, where=where, exact=exact)
 
     def ranked(self, *ranks: int, dtypes: Sequence[int] = (), static: int = 0) -> Value:
-        """A tensor of floats of one of these ranks, of which the last `static` dims are numbers; made
-        by Reshape, or new, if none exists."""
+        """A tensor of floats of one of these ranks, of which the last `static` dims are numbers;
+        a new one if none exists."""
 
         def fits(v: Value) -> bool:
             last = v.shape[v.rank - static :] if static else ()
@@ -139,8 +139,8 @@ class RandomGraph:
         return self.given(self.choice(kinds), shape)
 
     def given(self, dtype: int, shape: Shape) -> Value:
-        """A new input, or a weight inside of bodies and where there are many inputs. Strings are the
-        texts of integers, since nobody draws strings as inputs."""
+        """A new input, or a weight inside of bodies and where there are many inputs. Strings are
+        the texts of integers, since nobody draws strings as inputs."""
         if dtype == STRING and self.chance(0.7):
             return self.add("Cast", self.given(INT64, shape), to=STRING)
         if not self.depth and len(self.inputs) < 5 and dtype != STRING and self.chance(0.7):
@@ -156,7 +156,8 @@ class RandomGraph:
     # ---------------------------------------------------------------- constants
 
     def weight(self, dtype: int, shape: Sequence[int], scale: float = 1.0, positive: bool = False) -> Value:
-        """Random numbers, or simple ones that rules look for; now and then those of another place."""
+        """Random numbers, or simple ones that rules look for; now and then those of a weight that
+        exists."""
         if not positive and self.chance(0.1):
             found = [v for v in self.visible() if v.name in self.data and (v.dtype, v.shape) == (dtype, tuple(shape))]
             if found and dtype in FLOATS:
@@ -225,8 +226,8 @@ class RandomGraph:
         at: int = 0,
         **attributes: Any,
     ) -> Value:
-        """The result `at` of a new node of ONNX's own operators. An attribute that this opset has as
-        an operand becomes one; a `shape` is stated where inference does not find it."""
+        """The result `at` of a new node of ONNX's own operators. An attribute that this opset has
+        as an operand becomes one; a `shape` is stated where inference does not find it."""
         return self.all(op, *operands, outputs=outputs, shape=shape, bound=bound, exact=exact, **attributes)[at]
 
     def all(

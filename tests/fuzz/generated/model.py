@@ -18,7 +18,7 @@ from fuzz.generated.operators import STEPS
 from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, Shape, Value
 
 MODULES = (algebra, bodies, containers, layers, microsoft, movement, quantized)
-"""Their steps are registered on import."""
+"""Modules that register steps when they are imported."""
 OLDEST, USUAL = 11, (13, 17, 18, 20, 21)
 DTYPES = (*(FLOAT,) * 16, DOUBLE, DOUBLE, HALF, BFLOAT)
 LARGE = 0.15
@@ -83,7 +83,8 @@ def given(g: RandomGraph) -> None:
 
 
 def outputs(g: RandomGraph) -> list[Value]:
-    """Values that nothing reads, now and then also one that something reads, an input or a weight."""
+    """Values that nothing reads, now and then also one that something reads, an input or a
+    weight."""
     read = {name for node in g.nodes for name in reads(node)}
     made = {name for node in g.nodes for name in node.output}
     own = [v for v in g.values if v.name in made and not v.fixed]
@@ -133,7 +134,8 @@ def finished(g: RandomGraph) -> onnx.ModelProto:
 
 
 def live(nodes: Sequence[onnx.NodeProto], needed: set[str], more: bool) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Nodes on which outputs depend, and all that they read; also some others of the same values."""
+    """Nodes on which outputs depend, and all that they read; also some others of the same
+    values."""
     kept = []
     for node in reversed(nodes):
         if needed.intersection(node.output):

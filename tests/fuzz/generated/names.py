@@ -26,7 +26,8 @@ PLAIN = ("v{}", "/model/layer.{}/Add_output_0", "t_{}", "onnx::MatMul_{}")
 
 
 def rename(model: onnx.ModelProto, random: Random) -> None:
-    """Names by one scheme for a model. Bodies side by side use the same names, and so do functions."""
+    """Names by one scheme for a model. Bodies side by side use the same names, and so do
+    functions."""
     odd = random.random() < 0.15
     schemes = ODD if odd else (random.choice(PLAIN),)
     prefix = random.choice(("", "", "inner_"))
