@@ -80,7 +80,7 @@ def construct(g: RandomGraph, parts: list[Value]) -> Value:
 
 
 def sized(g: RandomGraph, made: Value, length: int, element: Value) -> Value:
-    """The same sequence, with its length and the facts about its elements."""
+    """A sequence with its length and the facts about its elements."""
     known = replace(made, length=length, shape=element.shape, exact=element.exact, bound=element.bound)
     g.values[g.values.index(made)] = known
     return known
