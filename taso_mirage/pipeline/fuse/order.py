@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, refused_parts, without_places
+from taso_mirage.pipeline.shares import LEAST_REGIONS
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.search.search import Budget
 from taso_mirage.system.schedule import Schedule, ScheduledWork
@@ -37,12 +39,15 @@ class StageTime:
     """The time of the kernel stage. `trial` are the seconds of the last trial in the model, or the
     least seconds of one. With `reserve`, the time of one more trial is kept for the model without
     the kernels' library, which was not measured. Known kernels (not `searching`) may use all of the
-    time."""
+    time. A check on the inputs of regions takes `of_a_kind` seconds for each of the `checked` goals
+    with a kernel; LEAST_REGIONS of these are no part of the stage's time."""
 
     budget: Budget
     searching: bool
     trial: float
     reserve: bool = False
+    of_a_kind: float = 0.0
+    checked: set[Graph] = field(default_factory=set)
 
     def over(self) -> bool:
         """Whether it is too late to begin anything."""
@@ -52,7 +57,8 @@ class StageTime:
         """The seconds for kernels and trials, without those of the check that follows, which takes
         about as long as a trial."""
         left = self.budget.left() if self.searching else math.inf
-        return min(left - self.trial * self.reserve, child().deadline.last() - self.trial)
+        checks = max(self.of_a_kind * len(self.checked) - LEAST_REGIONS, 0.0)
+        return min(left - self.trial * self.reserve, child().deadline.last() - self.trial) - checks
 
     def of_a_kernel(self) -> float:
         """The seconds for a kernel on another worker, after which it can be tried in the model."""

@@ -25,8 +25,10 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, passes_checker
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
+from taso_mirage.measure.joint import opens_slowly
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.timing import GAIN, Timing
+from taso_mirage.measure.whole import BY_RUNS
 from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.choices import KernelChoices
 from taso_mirage.pipeline.fuse.comparisons import Comparisons, elsewhere_note
@@ -46,6 +48,10 @@ from taso_mirage.search.config import OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
+
+CHECKED_KIND = 0.8
+"""Seconds in which a GPU's kernel is compared on the inputs of its regions, with the library and
+without: sessions open slowly there."""
 
 
 def fused(
@@ -114,6 +120,8 @@ class _Stage:
             choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
         else:
             kinds, choices = self.ahead.taken(spent.budget, self._report)
+        regional = once and result.cases[0].against == BY_RUNS and opens_slowly(result.target)
+        spent.of_a_kind = CHECKED_KIND if regional else 0.0
         spent.reserve = once and config.elsewhere and not kinds.has_operators_of(base.model)
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
