@@ -3,12 +3,14 @@
 A result is judged in this order, and the first finding counts: the runtime does not load it, its
 interface differs, its outputs differ, it is much larger. Outputs are compared with the original's
 float64 reference by the criterion of docs/design/check.md, on several inputs. Only originals that
-ONNX Runtime loads and that have such a reference are judged.
+ONNX Runtime loads and that have such a reference are judged. Results run at the level of the
+runtime's own optimizations at which the original is right, so that no tool answers for the runtime.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,6 +21,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, check_cases, compare
+from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io.files import from_memory
 
 REFUSED, CRASHED, LATE = "refused", "crashed", "late"
@@ -41,28 +44,33 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An original that can be judged, with its float64 references."""
+    """An original that can be judged, with its float64 references, and the highest level of the
+    runtime's optimizations at which it is right: results run there."""
 
     proto: onnx.ModelProto
     model: Model
     cases: Sequence[CheckCase]
+    target: Target = CPU
 
     @staticmethod
     def of(proto: onnx.ModelProto) -> Judged | None:
         """None where ONNX Runtime does not load the model, or where it has no float64 reference."""
         try:
             model = from_memory(proto)
-            session = runtime.Session(proto.SerializeToString())
-            sizes = dict.fromkeys(model.symbols(), SIZE) | model.sizes
-            cases = list(islice(check_cases(model, session, sizes, most=CASES), CASES))
+            plain = _cases(proto, model, UNOPTIMIZED)
         except TasoMirageError:
             return None
-        return Judged(proto, model, cases) if cases else None
+        for target in (CPU, *CPU.lower):
+            with suppress(TasoMirageError):
+                session = runtime.Session(proto.SerializeToString(), target)
+                if plain and all(each.passed for each in compare(model, session, plain)):
+                    return Judged(proto, model, _cases(proto, model, target), target)
+        return None
 
     def verdict(self, result: onnx.ModelProto) -> Verdict:
         """The first finding about a tool's result."""
         try:
-            session = runtime.Session(result.SerializeToString())
+            session = runtime.Session(result.SerializeToString(), self.target)
         except TasoMirageError as error:
             return Verdict(NOT_LOADED, native.first_line(error)[:200])
         if (changed := next(differences(self.proto, result), None)) is not None:
@@ -77,6 +85,13 @@ class Judged:
         if after > GROWTH * before and after > before + SPARE:
             return Verdict(LARGER, f"{after} bytes instead of {before}")
         return Verdict(RIGHT)
+
+
+def _cases(proto: onnx.ModelProto, model: Model, target: Target) -> list[CheckCase]:
+    """Input sets with the original's results on a target and in float64."""
+    session = runtime.Session(proto.SerializeToString(), target)
+    sizes = dict.fromkeys(model.symbols(), SIZE) | model.sizes
+    return list(islice(check_cases(model, session, sizes, most=CASES), CASES))
 
 
 def differences(old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taso_mirage.devices.cpu.options import LEVELS
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, node_values, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
@@ -81,7 +82,7 @@ def _events(
     path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int
 ) -> dict[str, list[dict[str, Any]]]:
     """The profiler's events of each node, run by run without the first."""
-    session = inference_session(path, providers, optimized=False, profile=path, threads=threads)
+    session = inference_session(path, providers, level=LEVELS["off"], profile=path, threads=threads)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     events, runs = _recorded(session, inputs, seconds)
     for event in filter(_of_node, events):

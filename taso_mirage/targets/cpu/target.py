@@ -7,7 +7,7 @@ from typing import Any
 
 from taso_mirage.devices import machine
 from taso_mirage.devices.cpu import device
-from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL, THREADS
+from taso_mirage.devices.cpu.options import KNOWN, LEVELS, OPTIMIZATIONS, PROVIDER, RESTING, SERIAL, THREADS
 from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.session import CpuSession
@@ -55,7 +55,13 @@ class Cpu:
 
     @property
     def stamp(self) -> Stamp:
-        return Stamp(self.name, tuple(each for each in self.options if each[0] == THREADS))
+        return Stamp(self.name, tuple(each for each in self.options if each[0] in KNOWN))
+
+    @property
+    def lower(self) -> tuple[Cpu, ...]:
+        """The same at the lower levels of the runtime's optimizations, the highest first."""
+        others = tuple(each for each in self.options if each[0] != OPTIMIZATIONS)
+        return tuple(replace(self, options=(*others, (OPTIMIZATIONS, level))) for level in LEVELS)
 
     def _with(self, option: tuple[str, str]) -> Cpu:
         return self if option in self.options else replace(self, options=(*self.options, option))
@@ -67,8 +73,9 @@ class Cpu:
         return onnx_runtime.runtime_nodes(source, [PROVIDER])
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
-        return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads)
+        return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads, stamp.level)
 
 
-UNOPTIMIZED = Cpu((OPTIMIZATIONS_OFF,))
 CPU = Cpu()
+UNOPTIMIZED = CPU.lower[-1]
+"""Without the runtime's own optimizations."""
