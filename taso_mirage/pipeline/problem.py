@@ -27,6 +27,7 @@ from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.pipeline.levels import remarks_on_level
 from taso_mirage.pipeline.shares import LEAST_REGIONS, REFERENCE, REGIONS, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
@@ -50,7 +51,6 @@ REGIONAL = (
 WAY, COUNTS = 4e-9, 0.1
 """Seconds per byte that is sent to a session, returned and compared, and the share of all seconds
 from which on they are taken into account."""
-WITHOUT = "ONNX Runtime cannot load the original with its optimizations, which are wrong for it: the original is compared without them"
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
 
@@ -146,8 +146,8 @@ def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     target = job.config.target
     job.deadline.demand("to load a model takes about as long as to read it", job.reading)
     session = runtime.original(model, target)
-    if session.target != target:
-        job.remarks.append(WITHOUT)
+    job.config = replace(job.config, target=session.target)
+    job.remarks += remarks_on_level(session.target)
     return session, passes_checker(model)
 
 

@@ -59,9 +59,15 @@ class Cpu:
 
     @property
     def lower(self) -> tuple[Cpu, ...]:
-        """The same at the lower levels of the runtime's optimizations, the highest first."""
+        """The same at lower levels of the runtime's own optimizations, the highest first."""
         others = tuple(each for each in self.options if each[0] != OPTIMIZATIONS)
-        return tuple(replace(self, options=(*others, (OPTIMIZATIONS, level))) for level in LEVELS)
+        made = [replace(self, options=(*others, (OPTIMIZATIONS, level))) for level in LEVELS]
+        return tuple(made[made.index(self) + 1 :] if self in made else made)
+
+    @property
+    def full(self) -> Cpu:
+        """The same at the full level."""
+        return replace(self, options=tuple(each for each in self.options if each[0] != OPTIMIZATIONS))
 
     def _with(self, option: tuple[str, str]) -> Cpu:
         return self if option in self.options else replace(self, options=(*self.options, option))
