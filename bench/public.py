@@ -119,7 +119,7 @@ def row(name: str, there: Mapping[str, Judged], limit: float) -> dict[str, Any]:
 
 
 def versions(tools: Sequence[str]) -> dict[str, str]:
-    return {"taso-mirage": __version__, **peer_versions(("onnxruntime", *tools))}
+    return {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), **peer_versions(tools)}
 
 
 def main() -> None:
@@ -138,7 +138,7 @@ def main() -> None:
         "bench": "public",
         "device": runtime.device(),
         "corpora": options.corpus,
-        "generated": options.count,
+        "generated": options.count if GENERATED in options.corpus else 0,
         "seed": options.seed,
         "versions": versions(options.tools),
     }

@@ -14,7 +14,9 @@ def public(found: dict[str, Any]) -> list[str]:
     lines = [f"| tool | {' | '.join(KINDS)} |", f"|---|{'---:|' * len(KINDS)}"]
     lines += [f"| {row['case']} | {' | '.join(str(row[kind]) for kind in KINDS)} |" for row in found["rows"]]
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-    models = f"{found['rows'][0]['models']} models, {found['generated']} of them generated from seed {found['seed']} on"
+    models = f"{found['rows'][0]['models']} models"
+    if found["generated"]:
+        models += f", {found['generated']} of them generated from seed {found['seed']} on"
     return [*lines, "", f"{models}. {versions}."]
 
 
@@ -26,4 +28,14 @@ def findings(found: dict[str, Any]) -> list[str]:
             for each in [each for each in row["findings"] if each["kind"] == kind][:EXAMPLES]:
                 why = each["why"].replace("|", "\\|")
                 lines.append(f"| {row['case']} | {kind} | `{each['model']}` | {why} |")
+    return lines
+
+
+def kinds(found: dict[str, Any]) -> list[str]:
+    """The reports of each kind of finding, by tool."""
+    lines = ["| finding | tool | reports |", "|---|---|---|"]
+    for kind in KINDS:
+        for row in found["rows"]:
+            names = [each["model"].partition(":")[2] for each in row["findings"] if each["kind"] == kind]
+            lines += [f"| {kind} | {row['case']} | {', '.join(names)} |"] if names else []
     return lines
