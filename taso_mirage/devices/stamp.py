@@ -70,7 +70,7 @@ class Stamp:
     @property
     def level(self) -> str:
         """ONNX Runtime's name of the highest level of its optimizations on the CPU."""
-        return cpu.LEVELS.get(dict(self.options).get(cpu.OPTIMIZATIONS, ""), cpu.FULL)
+        return cpu.LEVELS.get(dict(self.options).get(cpu.OPTIMIZATIONS, ""), cpu.FULL_LEVEL)
 
     def providers(self, graph: bool = False) -> list[Provider]:
         """ONNX Runtime's providers with their options.

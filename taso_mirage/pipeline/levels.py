@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taso_mirage.devices.cpu.options import FULL
+from taso_mirage.devices.cpu.options import FULL_LEVEL
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare
@@ -24,13 +24,13 @@ NEEDED = (
 
 def remarks_on_level(target: Target) -> list[str]:
     """The remark of an original at a lower level than the full one."""
-    return [] if target.stamp.level == FULL else [BROKEN.format(target.stamp.level)]
+    return [] if target.stamp.level == FULL_LEVEL else [BROKEN.format(target.stamp.level)]
 
 
 def at_full_level(job: Job, result: Result) -> Result:
     """The result for the full level of the runtime's optimizations, if it loads and passes the
     check there."""
-    if result.target.stamp.level == FULL:
+    if result.target.stamp.level == FULL_LEVEL:
         return result
     full = full_level(result.target)
     try:

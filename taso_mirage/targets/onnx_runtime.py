@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.devices.cpu.options import FULL
+from taso_mirage.devices.cpu.options import FULL_LEVEL
 from taso_mirage.devices.cuda.options import PROVIDER as CUDA
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
@@ -46,7 +46,7 @@ def inference_session(
     alone: bool = False,
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
-    level: str = FULL,
+    level: str = FULL_LEVEL,
     profile: str = "",
     threads: int = 0,
     resting: bool = False,
@@ -79,7 +79,7 @@ def inference_session(
 
 
 def opened_session(
-    source: Source, providers: Sequence[Provider], options: Any = None, threads: int = 0, level: str = FULL
+    source: Source, providers: Sequence[Provider], options: Any = None, threads: int = 0, level: str = FULL_LEVEL
 ) -> Any:
     """The only function that creates an `onnxruntime.InferenceSession`, also in a user's process,
     with the user's options, if given. `threads`: of a run, unless the options say so; `level`: the

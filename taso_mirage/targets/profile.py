@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taso_mirage.devices.cpu.options import FULL, LEVELS
+from taso_mirage.devices.cpu.options import FULL_LEVEL, LEVELS
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, node_values, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
@@ -58,7 +58,7 @@ def profiled(
     inputs: Arrays,
     seconds: float,
     threads: int = 0,
-    level: str = FULL,
+    level: str = FULL_LEVEL,
 ) -> list[RunNode]:
     """The nodes of the model that the runtime makes at a level of its optimizations, in its order.
 
@@ -119,7 +119,7 @@ def profiled_seconds(
     inputs: Arrays,
     seconds: float,
     threads: int = 0,
-    level: str = FULL,
+    level: str = FULL_LEVEL,
 ) -> tuple[list[TimedNode], float]:
     """The nodes of the model that runs, kernels of a `Trusted` model among them, in the order of a
     run with the seconds of each, and the seconds of a run without the profiler: of some runs of the

@@ -11,7 +11,7 @@ OPTIMIZATIONS = "optimizations"
 these break."""
 LEVELS = {"extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "off": "ORT_DISABLE_ALL"}
 """The lower levels, the highest first, each with the runtime's name."""
-FULL = "ORT_ENABLE_ALL"
+FULL_LEVEL = "ORT_ENABLE_ALL"
 KNOWN: dict[str, tuple[str, ...]] = {
     THREADS: tuple(map(str, range(1, MOST_THREADS + 1))),
     OPTIMIZATIONS: tuple(LEVELS),
