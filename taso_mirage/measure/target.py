@@ -10,11 +10,12 @@ from taso_mirage.errors import InvalidModel
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED, Cpu
 from taso_mirage.targets.cuda.target import CUDA
-from taso_mirage.targets.known import TARGETS, on_threads, target, targets_with_kernels
+from taso_mirage.targets.known import AUTO, TARGETS, on_threads, runtimes_beside, target, targets_with_kernels
 from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.protocol import Target
 
 __all__ = [
+    "AUTO",
     "CPU",
     "CUDA",
     "OPENVINO",
@@ -25,6 +26,7 @@ __all__ = [
     "full_level",
     "lower_levels",
     "on_threads",
+    "runtimes_beside",
     "target",
     "target_for",
     "targets_with_kernels",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -134,7 +135,7 @@ def judge_report(name: str, build: Callable[[], onnx.ModelProto]) -> None:
     model = build()
     onnx.checker.check_model(model, full_check=True)
     found = bench("public_judge").Judged.of(model)
-    assert found is not None, name
+    assert not isinstance(found, str), (name, found)
     assert found.verdict(model).kind == "right", name
 
 
@@ -160,3 +161,40 @@ def test_a_result_runs_at_the_level_at_which_the_original_is_right() -> None:
 def test_no_name_is_taken_twice() -> None:
     families = bench("public_reports").FAMILIES.values()
     assert sum(map(len, families)) == len(bench("public_reports").REPORTS)
+
+
+def test_outputs_of_a_tool_without_a_file_are_judged() -> None:
+    there = judged()
+    right = [each.original for each in there.cases]  # type: ignore[attr-defined]
+    assert there.verdict_on(right).kind == "right"  # type: ignore[attr-defined]
+    off = [[each[0] * np.float32(1.001), *each[1:]] for each in right]
+    assert there.verdict_on([right[0], *off[1:]]).kind == "wrong"  # type: ignore[attr-defined]
+    assert there.verdict_on([each[::-1] for each in right]).kind == "wrong"  # type: ignore[attr-defined]
+    assert there.verdict_on([each[:2] for each in right]).kind == "interface"  # type: ignore[attr-defined]
+
+
+def test_a_second_run_goes_on_and_shards_are_counted_together(tmp_path: Path) -> None:
+    lines, verdict = bench("public_lines"), bench("public_judge").Verdict
+    head = {"versions": {"ours": "1"}}
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    first = lines.Lines(one, head)
+    first.add("a:1", "ours", verdict("right"), 1.0)
+    first.add("a:2", "", verdict("not judged", "no model"), 1.0)
+    with one.open("a") as file:
+        file.write('{"model": "a:3", "to')  # the machine stopped here
+    again = lines.Lines(one, head)
+    assert again.has("a:1", ["ours", "other"]) == ["ours"]
+    assert again.has("a:2", ["ours", "other"]) == ["ours", "other"]
+    assert again.has("a:3", ["ours"]) == []
+    again.add("a:3", "ours", verdict("wrong", "by 1"), 2.0)
+    lines.Lines(two, head).add("b:1", "ours", verdict("late"), 60.0)
+    found = lines.counted(lines.merged([one, two])[1], ["ours", "other"])
+    assert [(each["corpus"], each["judged"], each["not judged"]) for each in found] == [
+        ("a", 2, {"no model": 1}),
+        ("b", 1, {}),
+    ]
+    (row,) = found[0]["rows"]
+    assert (row["models"], row["right"], row["wrong"], row["late"], row["seconds"]) == (2, 1, 1, 0, 3.0)
+    assert row["findings"] == [{"model": "a:3", "kind": "wrong", "why": "by 1"}]
+    with pytest.raises(SystemExit, match="name another file"):
+        lines.Lines(two, {"versions": {"ours": "2"}})
