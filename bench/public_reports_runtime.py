@@ -34,7 +34,7 @@ REPORTS: Mapping[str, Builder] = {
         one=number(1),
         none=number(0),
     ),
-    # A transposition that changes nothing before a product of matrices: first operand, second, square.
+    # A transposition that changes nothing before a product: first operand, second, square.
     "onnxruntime 32417": text(
         "g (float[3,4] x) => (float[3,5] y) { t = Transpose<perm = [0, 1]>(x) y = Gemm(t, w, b) }", w=(4, 5), b=(5,)
     ),

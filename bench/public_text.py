@@ -18,8 +18,11 @@ Array = NDArray[np.generic]
 def text(
     graph: str, more: str = "", functions: str = "", /, *, opset: int = 17, **weights: tuple[int, ...] | Array
 ) -> Builder:
-    """A function that builds a model from ONNX's textual form. A weight is an array, or the shape of
-    a random one in float32 with a seed of its name; `more` are further imports of operator sets."""
+    """A function that builds a model from ONNX's textual form.
+
+    A weight is an array, or the shape of a random one in float32 with a seed of its name. `more`
+    are further imports of operator sets.
+    """
 
     def build() -> onnx.ModelProto:
         model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}{more}]> {graph} {functions}')

@@ -23,9 +23,9 @@ model must be within FLOOR * eps * max of the original. If it is no further off 
 least normal number, below which digits are lost without any fault, the optimized model must be as
 near to r as the original is. On another target than ONNX Runtime's CPU provider the original's
 kernels may be wrong, so the original runs on the CPU provider then: where it is near r there, it is
-the original of the case. On the CPU the runtime's own optimizations may be wrong: an optimized model
-that is not within the bound of the original passes if it is within that of the original without
-them, which is near r.
+the original of the case. On the CPU the runtime's own optimizations may be wrong: an optimized
+model that is not within the bound of the original passes if it is within that of the original
+without them, which is near r.
 
 Where r is no reference and that fails, every input, weight and constant is rounded another way: if
 this moves r itself implausibly far too (quantized activations, a choice of experts), rounding

@@ -59,14 +59,14 @@ class Cpu:
 
     @property
     def lower(self) -> tuple[Cpu, ...]:
-        """The same at lower levels of the runtime's own optimizations, the highest first."""
+        """This target at lower levels of the runtime's own optimizations, the highest first."""
         others = tuple(each for each in self.options if each[0] != OPTIMIZATIONS)
         made = [replace(self, options=(*others, (OPTIMIZATIONS, level))) for level in LEVELS]
         return tuple(made[made.index(self) + 1 :] if self in made else made)
 
     @property
     def full(self) -> Cpu:
-        """The same at the full level."""
+        """This target at the full level of these optimizations."""
         return replace(self, options=tuple(each for each in self.options if each[0] != OPTIMIZATIONS))
 
     def _with(self, option: tuple[str, str]) -> Cpu:
