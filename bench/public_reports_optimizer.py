@@ -122,7 +122,7 @@ REPORTS: Mapping[str, Builder] = {
         some=whole(-1, 0, 0, 1),
         k=number(0.5),
     ),
-    # The position of the largest behind monotone operators: along another axis, of a negative slope.
+    # The position of the largest behind monotone operators: another axis, a negative slope.
     "onnx/optimizer 281": text(
         "g (float[3,4] x) => (int64[1,4] y, int64[3,1] z, int64[3,1] u) "
         "{ s = Softmax<axis = 1>(x) y = ArgMax<axis = 0>(s) "
