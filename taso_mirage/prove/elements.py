@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product as combinations
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,10 @@ from taso_mirage.prove.updates import UpdatedElement
 
 _Index = tuple[Dim, ...]
 CASES = 300
+SMALL = 16
+"""The number of points of a fixed range over which a fold with cases may be expanded."""
+EVERY = 1 << 62
+"""More points than any range has."""
 _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
 
@@ -56,14 +60,16 @@ class Element:
 class Elements(Meaning[Element]):
     """The meaning `elements`, one instance per proof.
 
-    `unroll`: folds over fixed ranges are expanded (the bounded proof).
+    `unroll`: the largest number of points of a fixed range over which a fold is expanded.
+    `small`: whether a fold over so few points that they could be expanded has cases.
     """
 
-    def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
+    def __init__(self, budget: int = 200_000, unroll: int = 0) -> None:
         self.indices = Indices(budget)
         self.algebra = Scalars(self.indices)
         self._where = partial(cases_where, self.indices)
         self.unroll = unroll
+        self.small = False
         self.partial = False
         """Whether something was mapped that has no value at some operands."""
 
@@ -267,7 +273,8 @@ class Elements(Meaning[Element]):
         place: dict[str, Dim],
         inner: Callable[[dict[str, Dim]], Cases],
     ) -> Cases:
-        if self.unroll and all(isinstance(extents[b], int) for b in bound):
+        fixed = prod([n if isinstance(n := extents[b], int) else EVERY for b in bound])
+        if fixed <= self.unroll:
             points = list(combinations(*[range(int(extents[b])) for b in bound]))
             self.indices.step(len(points))
             every = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
@@ -279,6 +286,7 @@ class Elements(Meaning[Element]):
         fresh = {b: self.indices.fresh(extents[b]) for b in bound}
         cases = inner({**place, **fresh})
         mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
+        self.small |= fixed <= SMALL and any(c for c, _ in cases)
         return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
 
     def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:

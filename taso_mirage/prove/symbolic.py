@@ -17,7 +17,7 @@ from taso_mirage.meanings.sizes import element_counts
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.definedness import Definedness
-from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.elements import SMALL, Element, Elements
 from taso_mirage.prove.folds import forced, refined
 from taso_mirage.prove.matching import Matching
 from taso_mirage.prove.splits import same_by_cases
@@ -46,11 +46,13 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     """
     xp = Elements(budget)
     found = _proved(xp, lhs, rhs)
-    if isinstance(found, Proved) or not xp.indices.more:
-        return found
-    xp = Elements(budget)
-    xp.indices.second = True
-    return _proved(xp, lhs, rhs)
+    if not isinstance(found, Proved) and xp.indices.more:
+        again = Elements(budget)
+        again.indices.second = True
+        found = _proved(again, lhs, rhs)
+    if not isinstance(found, Proved) and xp.small:
+        found = _proved(Elements(budget, unroll=SMALL), lhs, rhs)
+    return found
 
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:
