@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import ABSENT, Graph, Node, is_constant, substitute, topological
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import ABSENT, Graph, Node, constant, is_constant, substitute, topological
 from taso_mirage.onnx_io.loops import STEP, step_leaves, value_after, values_before
+from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import LighterLoop, elements_of, of_a_step, results_of
@@ -130,12 +132,21 @@ def every_step(loop: Node, each: Node, proofs: Proofs) -> tuple[Node, list[Rewri
             backward=loop.attr("backward"),
         )
         return whole_of(mapped, proofs)
-    (single,) = substitute((each,), dict(zip(body.inputs, loop.args, strict=True)))
-    whole = term("expand", term("unsqueeze", single, axes=(0,)), shape=(loop.args[states].shape[0], *single.shape))
+    (single,) = substitute((each,), dict(zip(body.inputs[end:], loop.args[end:], strict=True)))
+    whole = _repeated(single, loop.args[states].shape[0])
     over = [] if is_constant(single) else [single]
     if not is_equal(single, _element(whole), [*over, STEP], proofs):
         return None
     return whole, [RewriteStep((INDUCTION,), (single,), (_element(whole),), over=frozenset([*over, STEP]))]
+
+
+def _repeated(single: Node, count: Dim) -> Node:
+    """A term for each step."""
+    shape = (count, *single.shape)
+    if not is_constant(single) or uniform_value(single) is None:
+        return term("expand", term("unsqueeze", single, axes=(0,)), shape=shape)
+    number = single.attr("value").numpy().reshape(-1)[:1].reshape(())
+    return term("expand", constant(number, single.dtype), shape=shape)
 
 
 def _reading(

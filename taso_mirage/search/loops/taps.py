@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.dims import Dim, dim_product
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node, is_constant, substitute, topological
 from taso_mirage.operators.ops import term, traits
@@ -145,22 +145,33 @@ def _offsets(found: _Shifted) -> list[int]:
 def _convolved(found: _Shifted, window: Node, weight: Node, axis: int, keepdims: bool) -> Node:
     """The convolution of each channel, the last axis beside the window's, over all rows."""
     steps, rank = window.shape[0], window.tensor.rank
-    rows = sliced(found.whole, found.start, found.start + steps + found.count - 1)
     beside = [i for i in range(1, rank) if i != axis]
     channel, samples = beside[-1], [window.shape[i] for i in beside[:-1]]
     channels = window.shape[channel]
-    aligned = term("reshape", weight, shape=(*(1,) * (rank - weight.tensor.rank), *weight.shape))
-    if any(n != 1 for i, n in enumerate(aligned.shape) if i not in (axis, channel)):
+    kernel = _kernel(
+        found, _shaped(weight, (*(1,) * (rank - weight.tensor.rank), *weight.shape)), (axis, channel), channels
+    )
+    rows = steps + found.count - 1
+    data = found.whole if found.whole.shape[0] == rows else sliced(found.whole, found.start, found.start + rows)
+    data = term("transpose", _shaped(data, (rows, dim_product(samples), channels)), perm=(1, 2, 0))
+    attrs = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": channels}
+    made = term("conv", data, term("unsqueeze", kernel, axes=(1,)), **attrs)
+    made = _shaped(term("transpose", made, perm=(2, 0, 1)), (steps, *samples, channels))
+    return term("unsqueeze", made, axes=(axis,)) if keepdims else made
+
+
+def _kernel(found: _Shifted, weight: Node, places: tuple[int, int], channels: Dim) -> Node:
+    """The weights of the parts for each channel, or for all, in the order of the rows."""
+    if any(n != 1 for i, n in enumerate(weight.shape) if i not in places):
         raise TasoMirageError("a weight for each step, or for each sample")
-    places = sorted((axis, channel))
-    kernel = term("reshape", aligned, shape=tuple(aligned.shape[i] for i in places))
-    kernel = term("transpose", kernel, perm=(1, 0)) if axis < channel else kernel
-    kernel = term("expand", kernel, shape=(channels, found.count))
+    kernel = _shaped(weight, tuple(weight.shape[i] for i in sorted(places)))
+    kernel = term("transpose", kernel, perm=(1, 0)) if places[0] < places[1] else kernel
+    shape = (channels, found.count)
+    kernel = kernel if kernel.shape == shape else term("expand", kernel, shape=shape)
     if found.flipped:
         kernel = term("slice", kernel, starts=(found.count - 1,), ends=(-1,), axes=(1,), steps=(-1,))
-    data = term("reshape", rows, shape=(rows.shape[0], dim_product(samples), channels))
-    data, kernel = term("transpose", data, perm=(1, 2, 0)), term("unsqueeze", kernel, axes=(1,))
-    made = term("conv", data, kernel, strides=(1,), pads=(0, 0), dilations=(1,), group=channels)
-    made = term("transpose", made, perm=(2, 0, 1))
-    made = term("reshape", made, shape=(steps, *samples, channels))
-    return term("unsqueeze", made, axes=(axis,)) if keepdims else made
+    return kernel
+
+
+def _shaped(x: Node, shape: tuple[Dim, ...]) -> Node:
+    return x if x.shape == shape else term("reshape", x, shape=shape)
