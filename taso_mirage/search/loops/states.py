@@ -46,7 +46,7 @@ def _without_state(loop: Node, result: Node, proofs: Proofs) -> LighterLoop | No
             if _is_large(loop, state, form):
                 continue
             try:
-                found = _Closing(loop, state, form, each, proofs).found()
+                found = Closing(loop, state, form, each, proofs).found()
             except TasoMirageError:
                 continue
             if found is not None:
@@ -64,7 +64,7 @@ def _is_large(loop: Node, state: int, form: StateForm) -> bool:
 
 
 @dataclass
-class _Closing:
+class Closing:
     """A form of a state, and the equalities of its proof."""
 
     loop: Node
@@ -98,8 +98,10 @@ class _Closing:
         leaves = dict(zip(body.inputs, step_leaves(self.loop, self.loop.args)[1], strict=True))
         before = _element(made.before)
         leaves[body.inputs[self.state]] = before
+        below = topological([body.outputs[self.state]])
         new, each = substitute((body.outputs[self.state], self.each), leaves)
-        yield new, self.form.new(before, each), (before, each)
+        over = [each] if each in topological([new]) else [a for leaf, a in leaves.items() if leaf in below]
+        yield new, self.form.new(before, each), (before, *over)
         yield values_before(first, made.values, backward), made.before, (first, every)
         yield value_after(first, made.values, backward), made.last, (first, every)
         yield from made.lemmas

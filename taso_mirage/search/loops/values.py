@@ -17,7 +17,7 @@ from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological
 from taso_mirage.meanings.arrays import Array
-from taso_mirage.meanings.reals import REALS
+from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.loops import value_after, values_before
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
@@ -166,10 +166,10 @@ class _Numbers:
         rng, sizes = np.random.default_rng(0), {name: FREE for n in body.inputs for d in n.shape for name in symbols(d)}
         given = [n for n in below if n in body.inputs]
         self.steps: list[Mapping[Node, Array]] = []
-        env = {n: random_array(n, rng, sizes) for n in given}
+        env = {n: EXACT.load(random_array(n, rng, sizes)) for n in given}
         for _ in range(2):
-            env[self.leaf] = random_array(self.leaf, rng, sizes, wide=True)
-            self.steps.append(interpret(list(below), REALS, dict(env), sizes=dict(sizes)))
+            env[self.leaf] = EXACT.load(random_array(self.leaf, rng, sizes, wide=True))
+            self.steps.append(interpret(list(below), EXACT, dict(env), sizes=dict(sizes)))
         varying = {self.leaf}
         self.each = []
         for node in below:
