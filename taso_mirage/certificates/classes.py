@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import Node, constant, numpy_dtype
+from taso_mirage.ir.terms import Node, constant, numpy_dtype, with_args
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.rewriting.folding import fold_constants
@@ -61,14 +61,28 @@ class EqualTerms:
         while changed:
             changed = False
             seen: dict[Any, Node] = {}
+            values = {self.find(n): n for n in self.terms if n.op == "constant"}
             for node in self.terms:
                 if node.args:
                     key = (*does[node], *[self.find(a) for a in node.args])
                     changed |= self.union(seen.setdefault(key, node), node)
                 if node.op not in UNFOLDED:
-                    folded = fold_constants(node) if node.args else _constant(node)
-                    if folded is not node and folded in self.order:
+                    folded = fold_constants(self._over(node, values)) if node.args else _constant(node)
+                    if folded is not node and (folded in self.order or folded.op == "constant"):
+                        self._add(folded)
+                        values.setdefault(self.find(folded), folded)
                         changed |= self.union(node, folded)
+
+    def _over(self, node: Node, values: Mapping[Node, Node]) -> Node:
+        """A term over the constants that its operands equal, if all do: a reader folds what only
+        depends on weights that were computed in advance."""
+        operands = tuple([values.get(self.find(a), a) for a in node.args])
+        return with_args(node, operands) if all(a.op in ("constant", "absent") for a in operands) else node
+
+    def _add(self, node: Node) -> None:
+        if node not in self.order:
+            self.order[node] = len(self.terms)
+            self.terms.append(node)
 
 
 def _stored(value: Any) -> Hashable:

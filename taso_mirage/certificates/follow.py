@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +20,20 @@ from taso_mirage.certificates.border import same_border
 from taso_mirage.certificates.classes import MALFORMED_DATA, EqualTerms
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.certificates.judge import CHECKED, Judge, undecided
-from taso_mirage.errors import CheckFailed
+from taso_mirage.errors import CheckFailed, Unsupported
 from taso_mirage.ir.content import Draw
 from taso_mirage.ir.dims import parse_dim
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, weight, with_args
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, topological, weight, with_args
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.content_terms import LoopWithoutState, Opened, OpenedLoop, matching, opened
+from taso_mirage.onnx_io.written import is_defined, written_as
+from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
+from taso_mirage.operators.work import count
 from taso_mirage.prove.rules.cases import Instance, resized_instance
 from taso_mirage.prove.rules.proofs import emptied
 from taso_mirage.rewriting.folding import fold_constants
@@ -273,8 +277,12 @@ class _Reader:
         self._add(there)
         renamed = [*view.renumbered(STATES)]
         self._add(each for pair in renamed for each in pair)
+        defined = [*self._defined(optimized.opsets)]
+        self._add(new for _, new in defined)
+        alike = [*self._alike()]
+        self._add(new for _, new in alike)
         classes = EqualTerms(self.terms)
-        for old, new in (*self._equal, *renamed, *self._alike()):
+        for old, new in (*self._equal, *renamed, *defined, *alike):
             classes.union(old, new)
         classes.close()
         self._follow_states(classes)
@@ -306,9 +314,22 @@ class _Reader:
         matched = matching(self.draws, _single(view))
         return opened(optimized, matched) if matched else view
 
+    def _defined(self, opsets: Mapping[str, int]) -> Iterator[tuple[Node, Node]]:
+        """Operators that the model's opset lacks, each with ONNX's own definition, as which it is
+        written."""
+        for node in self.terms:
+            if is_defined(node):
+                with suppress(Unsupported):
+                    if (body := written_as(node, opsets)) is not None:
+                        yield node, body
+
     def _alike(self) -> Iterator[tuple[Node, Node]]:
-        """Weights, and constants of equal content: a small weight is read as a constant."""
+        """Weights, and constants of equal content: a small weight is read as a constant. The reader
+        folds the terms over it, so it need not be one of the terms."""
         known = {n.attr("name"): n for n in self.terms if n.op == "weight"}
+        for name, node in known.items():
+            if name in self.weights and count(node.tensor) <= SMALL:
+                yield node, constant(self.weights[name].numpy())
         for node in self.terms:
             if node.op == "constant" and (same := known.get(array_digest(node.attr("value").numpy()))) is not None:
                 yield node, same

@@ -19,6 +19,7 @@ from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.resolutions import resolutions
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
@@ -154,6 +155,14 @@ class RoughReference(FloatReference):
         if not isinstance(value, np.ndarray) or not isinstance(node.type, Tensor) or selects(node.op):
             return value
         return self._off(value, node.type, traits(node).resolution)
+
+    def _opaque(self, node: Node, args: list[Any]) -> Any:
+        found = self.runner(node, args)
+        several = isinstance(node.type, tuple)
+        types = node.type if isinstance(node.type, tuple) else (node.type,)
+        values = zip(found if several else (found,), types, resolutions(self.model, node), strict=False)
+        moved = tuple([self._off(*each) for each in values])
+        return moved if several else moved[0]
 
     def _off(self, value: Any, type: Any, resolution: float = 0.0) -> Any:
         if not _is_rounded(value, type):

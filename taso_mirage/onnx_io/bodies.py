@@ -14,10 +14,11 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, variable
+from taso_mirage.onnx_io.declarations import declare
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, recapture
 from taso_mirage.onnx_io.read import OpaqueCall, as_data
 from taso_mirage.onnx_io.walk import bodies, bodies_below, defined_values, outer_values
-from taso_mirage.onnx_io.write import declare, to_ir
+from taso_mirage.onnx_io.write import to_ir
 
 KINDS = frozenset({"If", "Loop", "Scan"})
 ROUNDS = 4

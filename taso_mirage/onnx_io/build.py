@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_computed, variable
+from taso_mirage.onnx_io.declarations import declare
 from taso_mirage.onnx_io.in_double import in_double
 from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.walk import bodies, called_functions
-from taso_mirage.onnx_io.write import declare
 from taso_mirage.operators.ops import get
 
 

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
+from taso_mirage.onnx_io.declarations import declare, file_names
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
@@ -72,6 +73,7 @@ class _Writer:
         self.counter = 0
         self.pinned: dict[Node, str] = {}
         self.old = values_by_name(self.header.graph)
+        self.dims = file_names({n.attr("name"): n for n in model.graph.inputs}, self.header.graph.inputs)
 
     def write(self) -> ir.Model:
         self._reserve_names()
@@ -219,7 +221,7 @@ class _Writer:
         outputs = [ir.Value(name=n) for n in names]
         for value, type in zip(outputs, types, strict=False):
             if value.name:
-                declare(value, type)
+                declare(value, type, self.dims)
                 self._describe(value)
         if domain not in self.domains:
             self.domains[domain] = opset_of(self.header.ir_version) if domain == "" else 1
@@ -268,11 +270,11 @@ class _Writer:
         formal = body.inputs[: len(body.inputs) - len(captured)]
         inputs = [ir.Value(name=self._fresh("element")) for _ in formal]
         for value, node in zip(inputs, formal, strict=True):
-            declare(value, node.tensor)
+            declare(value, node.tensor, self.dims)
         names = tuple([self._fresh("step") for _ in body.outputs])
         shell = ir.Graph([], [], nodes=[], opset_imports=dict(self.domains))
         writer = _Writer(Model(body, {}, names, self.domains, copy_model(self.header, shell)))
-        writer.taken, writer.domains, writer.counter = self.taken, self.domains, self.counter
+        writer.taken, writer.domains, writer.counter, writer.dims = self.taken, self.domains, self.counter, self.dims
         outer = [self.values[node] for node in captured]
         for leaf, value in zip(body.inputs, (*inputs, *outer), strict=True):
             writer._bind(leaf, (value,))
@@ -418,17 +420,6 @@ def _numbers(value: Any) -> ir.AttributeType | None:
 
 def _onnx_attribute(value: Any) -> Any:
     return ir.tensor(value) if isinstance(value, np.ndarray) else list(value) if isinstance(value, tuple) else value
-
-
-def declare(value: ir.Value, type: Tensor) -> None:
-    try:
-        string = type.dtype == "string"
-        dtype = ir.DataType.STRING if string else ir.DataType.from_numpy(numpy_dtype(type.dtype))
-    except TypeError:
-        return  # sequences and similar types are left to the shape inference of the reader
-    value.type = ir.TensorType(dtype)
-    if type.shape is not None:
-        value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
 
 
 def _spread(types: Sequence[Tensor], blank: Sequence[int]) -> list[Tensor]:

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
-from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
 from taso_mirage.onnx_io.content_terms import Opened, opened
-from taso_mirage.operators.ops import by_onnx, load_specs
+from taso_mirage.onnx_io.written import written_as
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.report.changes import ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
@@ -61,7 +59,7 @@ def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) ->
     standard, *_ = pass_order(equations, proofs)
     context = Context(model.opsets, {})
     for node in model.nodes():
-        body = _body(node, model.opsets)
+        body = written_as(node, model.opsets)
         if body is None:
             continue
         named = (a for a in dict.fromkeys(node.args) if a.op not in BARE and isinstance(a.type, Tensor))
@@ -71,20 +69,6 @@ def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) ->
         found, steps = simplify((start,), standard, context)
         for step in steps if found == (end,) else ():
             yield replace(step, old=substitute(step.old, back), new=substitute(step.new, back))
-
-
-def _body(node: Node, opsets: Mapping[str, int]) -> Node | None:
-    """The term of another operator as which a term is written, if it is."""
-    op = load_specs().get(node.op)
-    if op is None or op.onnx is None or op.domain not in opsets:
-        return None
-    call = op.to_onnx(node, opsets[op.domain])
-    if call.op_type == op.onnx:
-        return None
-    for other in by_onnx().get((call.domain, call.op_type), ()):
-        with suppress(Unsupported, IllTyped):
-            return other.from_onnx(call)
-    return None
 
 
 def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:

@@ -19,7 +19,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, is_stored
 from taso_mirage.onnx_io import to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.onnx_io.write import declare
+from taso_mirage.onnx_io.declarations import declare
 
 DOMAIN = "taso_mirage"
 Opsets = Mapping[str, int]

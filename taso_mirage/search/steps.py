@@ -105,8 +105,10 @@ def claimed(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> dict[Node,
 
 
 def folded_from(steps: Sequence[RewriteStep]) -> dict[Node, Node]:
-    """For each weight that the steps computed in advance, the term from which it was computed."""
-    return {new: old for step in steps if step.equations == (FOLDING,) for old, new in step.table.items()}
+    """For each weight that the steps computed in advance, the term from which it was computed. A
+    constant stands for itself: the reshape of a constant is that constant, which is its operand."""
+    folded = [pair for step in steps if step.equations == (FOLDING,) for pair in step.table.items()]
+    return {new: old for old, new in folded if new.op == "weight"}
 
 
 def used(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> set[Node]:

@@ -115,6 +115,7 @@ QUICK = (
     *("body two sequences that become one", "body a loop without a condition that nobody reads"),
     "body a size that is declared for an equal value",
     *("function", "function of another opset", "opset 7", "type half", "a default"),
+    *("dims without a name", "hard swish before its operator", "weights that the reader folds"),
 )
 """Models of `certified_models` that every run follows."""
 

@@ -396,8 +396,33 @@ def listed() -> dict[str, onnx.ModelProto]:
     return {"a default": made}
 
 
+def read_otherwise() -> dict[str, onnx.ModelProto]:
+    """Models of which the optimized file is read as other terms than were written: dims whose names
+    are no identifiers, an operator that the opset lacks, weights whose results the reader folds."""
+    names = text("g (float[b, n, 6] x) => (float[b, n, 6] y) { a = Neg(x) \n c = Neg(a) \n e = Exp(c) \n y = Selu(e) }")
+    for value in (*names.graph.input, *names.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch.0"
+        value.type.tensor_type.shape.dim[1].dim_param = ""
+    numbers = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
+    swish = "a = Add(x, three) \n c = Clip(a, zero, six) \n m = Mul(x, c) \n y = Div(m, six)"
+    folded = """
+        g (float[2, 3] x) => (float[2, 3] y) {
+            l = Less(w, c) \n i = Cast<to = 7>(l) \n s = ReduceSum<keepdims = 1>(i, axis)
+            t = Greater(s, one) \n z = Not(t) \n n = Neg(x) \n m = Neg(n) \n y = Where(z, m, c)
+        }
+    """
+    given = {"w": RNG.normal(size=(2, 3)), "c": RNG.normal(size=3)}
+    arrays = {n: a.astype(np.float32) for n, a in given.items()}
+    integers = {"axis": np.array([1], np.int64), "one": np.array(1, np.int64)}
+    return {
+        "dims without a name": names,
+        "hard swish before its operator": text(f"g (float[n, 4] x) => (float[n, 4] y) {{ {swish} }}", numbers, 11, 6),
+        "weights that the reader folds": text(folded, arrays | integers),
+    }
+
+
 KINDS: tuple[Callable[[], dict[str, onnx.ModelProto]], ...] = (
-    defaults, opaque, bodies, functions, old, types, listed,
+    defaults, opaque, bodies, functions, old, types, listed, read_otherwise,
 )  # fmt: skip
 
 

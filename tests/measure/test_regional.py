@@ -28,7 +28,7 @@ from taso_mirage.pipeline import optimize_model, problem
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import RuleSet
-from taso_mirage.search.steps import RewriteStep, claimed, replay
+from taso_mirage.search.steps import FOLDING, RewriteStep, claimed, folded_from, replay
 
 MANY = 60
 """Terms of a float64 evaluation that is one of the whole model."""
@@ -150,6 +150,16 @@ def test_equal_layers_are_compared_once(checked: Checked) -> None:
     (first,), (second,) = (patches(outputs, each.model.graph.outputs, each.claims) for each in wrong)
     assert first.key({}) == second.key({})
     assert first.key({}) != found[0].key({})
+
+
+def test_a_constant_that_folds_to_its_own_operand_stands_for_itself() -> None:
+    """The reshape of a constant to its own shape; a key over such a cycle never ended."""
+    one, x = constant(1.0, "float32"), variable("x", Tensor("float32", (4,)))
+    made = folded_from([RewriteStep((FOLDING,), (term("reshape", one, shape=()),), (one,))])
+    assert one not in made
+    outputs, results = [term("add", x, one)], [term("add", one, x)]
+    (patch,) = patches(outputs, results, dict(zip(outputs, results, strict=True)))
+    assert patch.key(made)[1] == (term("add", one, variable("x1", x.tensor)),)
 
 
 def test_sizes_that_may_vary_are_found_once_for_the_values_of_all_runs(

@@ -70,6 +70,7 @@ LOOSE = {
 HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
+        "onnx_io/written.py",
         "onnx_io/files.py",
         "onnx_io/groups.py",
         "onnx_io/protos.py",
@@ -87,6 +88,7 @@ HEAVY = {
         "onnx_io/input_requirements.py",
         "onnx_io/constants.py",
         "onnx_io/content.py",
+        "onnx_io/declarations.py",
         "onnx_io/declared.py",
         "onnx_io/external.py",
         "onnx_io/files.py",

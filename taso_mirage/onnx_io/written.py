@@ -1,0 +1,34 @@
+"""Operators that a model's opset lacks, which are written as several others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import onnx.defs
+
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import by_onnx, load_specs
+
+
+def written_as(node: Node, opsets: Mapping[str, int]) -> Node | None:
+    """The term of other operators as which a term is written at these opsets, if it is."""
+    op = load_specs().get(node.op)
+    if op is None or op.onnx is None or op.domain not in opsets or op.export_hook is None:
+        return None
+    call = op.to_onnx(node, opsets[op.domain])
+    if call.op_type == op.onnx:
+        return None
+    for other in by_onnx().get((call.domain, call.op_type), ()):
+        with suppress(Unsupported, IllTyped):
+            return other.from_onnx(call)
+    return None
+
+
+def is_defined(node: Node) -> bool:
+    """Whether ONNX defines a term's operator by a function of other operators."""
+    op = load_specs().get(node.op)
+    if op is None or op.onnx is None or op.domain:
+        return False
+    return bool(onnx.defs.has(op.onnx) and onnx.defs.get_schema(op.onnx).has_function)
