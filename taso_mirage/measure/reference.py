@@ -215,7 +215,7 @@ def _rough_steps(
 
 
 def _work_of_loops(model: Model) -> float:
-    """The number of elements that all steps of the loops compute; of a free size none is counted."""
+    """The number of elements that all steps of the loops compute."""
     total = 0.0
     for node in model.nodes():
         if traits(node).lowering is Lowering.STEPS:

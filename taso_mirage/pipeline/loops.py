@@ -136,8 +136,8 @@ def _forms(found: ReadLoop, problem: Problem, portable: bool, used: Collection[i
 
 
 def _with_less(start: LighterLoop, loop: Node, problem: Problem, portable: bool, known: bool) -> Iterator[_Rewritten]:
-    """The operator of a loop, or of the loop with less inside, and that loop. `known`: a certificate
-    knows it by its results."""
+    """The operator of a loop, or of the loop with less inside, and that loop. `known`: a
+    certificate knows it by its results."""
     later = without_outputs(loop, problem.proofs) if known else None
     start = start if later is None else start.then(later)
     loop = loop if later is None or later.term is None else later.term

@@ -3,6 +3,7 @@ decides if the polynomials differ."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import product
 
@@ -13,7 +14,7 @@ from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.polynomials import infinite
 from taso_mirage.prove.counterexample import find_counterexample
-from taso_mirage.prove.elements import EVERY, Element, Elements
+from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
 from taso_mirage.prove.symbolic import ELSEWHERE, Proved, denoted_elements, settled, undefined, unproved
@@ -31,7 +32,7 @@ def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
     """
     if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
         return unproved("the sizes are not fixed")
-    xp = Elements(budget, unroll=EVERY - 1)
+    xp = Elements(budget, unroll=sys.maxsize)
     try:
         matching = Matching(xp.algebra)
         for i, (a, b) in enumerate(denoted_elements(xp, lhs, rhs)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product as combinations
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,6 @@ from taso_mirage.prove.updates import UpdatedElement
 
 _Index = tuple[Dim, ...]
 CASES = 300
-SMALL = 16
-"""The number of points of a fixed range over which a fold with cases may be expanded."""
-EVERY = 1 << 62
-"""More points than any range has."""
 _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
 
@@ -60,8 +56,8 @@ class Element:
 class Elements(Meaning[Element]):
     """The meaning `elements`, one instance per proof.
 
-    `unroll`: the largest number of points of a fixed range over which a fold is expanded.
-    `small`: whether a fold over so few points that they could be expanded has cases.
+    `unroll`: the largest number of points of a fixed range over which a fold is expanded. `fewest`:
+    the least number of such points of a fold with cases.
     """
 
     def __init__(self, budget: int = 200_000, unroll: int = 0) -> None:
@@ -69,7 +65,7 @@ class Elements(Meaning[Element]):
         self.algebra = Scalars(self.indices)
         self._where = partial(cases_where, self.indices)
         self.unroll = unroll
-        self.small = False
+        self.fewest = inf
         self.partial = False
         """Whether something was mapped that has no value at some operands."""
 
@@ -273,7 +269,7 @@ class Elements(Meaning[Element]):
         place: dict[str, Dim],
         inner: Callable[[dict[str, Dim]], Cases],
     ) -> Cases:
-        fixed = prod([n if isinstance(n := extents[b], int) else EVERY for b in bound])
+        fixed = prod([n if isinstance(n := extents[b], int) else inf for b in bound])
         if fixed <= self.unroll:
             points = list(combinations(*[range(int(extents[b])) for b in bound]))
             self.indices.step(len(points))
@@ -286,7 +282,7 @@ class Elements(Meaning[Element]):
         fresh = {b: self.indices.fresh(extents[b]) for b in bound}
         cases = inner({**place, **fresh})
         mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
-        self.small |= fixed <= SMALL and any(c for c, _ in cases)
+        self.fewest = min(self.fewest, fixed) if any(c for c, _ in cases) else self.fewest
         return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
 
     def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:
@@ -365,10 +361,7 @@ class Elements(Meaning[Element]):
         return Element(SHAPES.concat([x.type for x in xs], axis), read)
 
     def _case(self, condition: Dim, yes: Poly, no: Poly) -> Cases:
-        return (
-            *self._where([condition], lambda: (((), yes),)),
-            *self._where([-condition - 1], lambda: (((), no),)),
-        )
+        return *self._where([condition], lambda: (((), yes),)), *self._where([-condition - 1], lambda: (((), no),))
 
     def slice(self, a: Element, axis: int, start: Dim, stop: Dim, step: int = 1) -> Element:
         def read(index: _Index) -> Cases:

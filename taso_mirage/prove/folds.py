@@ -56,8 +56,8 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
         conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
         return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
     joined = _joined(algebra, bound, tidied, monomial) or _divided(algebra, bound, tidied, monomial)
-    joined = joined or _without_border(algebra, bound, tidied, monomial)
-    joined = joined or _without_last(algebra, bound, tidied, monomial)
+    for rule in (_without_border, _without_last):
+        joined = joined or rule(algebra, bound, tidied, monomial)
     if joined is not None:
         return joined
     outside, inside = _split(algebra, set(bound), monomial)
@@ -312,13 +312,12 @@ def _without_last(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim
             return None
         sign = 1 if more > 0 else -1
         other = e - sign
-        last = other if sign < 0 else e  # 0 at the term by which both sums differ
-        value = (last - symbol(name) * slope) * -slope
+        value = ((other if sign < 0 else e) - symbol(name) * slope) * -slope  # the place of the other term
         others = [c for c in conditions if c is not e]
         under = [indices.bind(c, {name: value}) for c in others] + [value, indices.extents[name] - 1 - value]
         at = algebra.bind_monomial(monomial, {name: value})
-        term = fold(algebra, "sum", [n for n in bound if n != name], tuple(under), at)
-        return _sum(algebra, list(bound), [*others, other], monomial) + term.scaled(sign)
+        part = fold(algebra, "sum", [n for n in bound if n != name], tuple(under), at)
+        return _sum(algebra, list(bound), [*others, other], monomial) + part.scaled(sign)
     return None
 
 

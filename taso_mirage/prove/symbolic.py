@@ -17,7 +17,7 @@ from taso_mirage.meanings.sizes import element_counts
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.definedness import Definedness
-from taso_mirage.prove.elements import SMALL, Element, Elements
+from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.folds import forced, refined
 from taso_mirage.prove.matching import Matching
 from taso_mirage.prove.splits import same_by_cases
@@ -28,6 +28,9 @@ ELSEWHERE = "one side has a value where the other has none"
 BUDGET = 100_000
 """Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of
 folds."""
+EXPANDED = 16
+"""The largest number of points of a fixed range over which a fold with cases is expanded, where
+there is no other proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
         again = Elements(budget)
         again.indices.second = True
         found = _proved(again, lhs, rhs)
-    if not isinstance(found, Proved) and xp.small:
-        found = _proved(Elements(budget, unroll=SMALL), lhs, rhs)
+    if not isinstance(found, Proved) and xp.fewest <= EXPANDED:
+        found = _proved(Elements(budget, unroll=EXPANDED), lhs, rhs)
     return found
 
 

@@ -28,8 +28,8 @@ class RewriteStep:
     already rewritten. `details`: the steps of one equation each that this one is made of, where
     they are known. `inside`: the changes of the bodies of the node that was replaced.
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
-    `closed`: the states of loops whose values in all steps are known terms. `behind`: the results of
-    loops that are computed behind them.
+    `closed`: the states of loops whose values in all steps are known terms. `behind`: the results
+    of loops that are computed behind them.
     `over`: the terms for all values of which the equality holds, where they are known.
     """
 

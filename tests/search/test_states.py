@@ -31,9 +31,9 @@ from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.report.result import Result
 from taso_mirage.search.loops.behind import LighterLoop, results_of
-from taso_mirage.search.loops.states import Closing, without_states
+from taso_mirage.search.loops.states import StateProof, without_states
 from taso_mirage.search.loops.taps import with_convolutions
-from taso_mirage.search.loops.values import AllValues, Latest, Register, RunningSum, StateForm, state_forms
+from taso_mirage.search.loops.values import AllValues, Latest, RunningSum, ShiftRegister, StateForm, state_forms
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)
@@ -205,10 +205,10 @@ def test_large_states_are_not_kept_of_all_steps() -> None:
 # ---------------------------------------------------------------- false laws
 
 RIGHT: dict[str, tuple[onnx.ModelProto, StateForm]] = {
-    "a register": (register(APPENDED), Register(2, 3, False)),
-    "a register of any length": (register(APPENDED, "t"), Register(2, 3, False)),
-    "a reversed register": (register(NEW["the element first"]), Register(2, 3, True)),
-    "a register from the end": (register(APPENDED, 5, BACKWARD), Register(2, 3, False)),
+    "a register": (register(APPENDED), ShiftRegister(2, 3, False)),
+    "a register of any length": (register(APPENDED, "t"), ShiftRegister(2, 3, False)),
+    "a reversed register": (register(NEW["the element first"]), ShiftRegister(2, 3, True)),
+    "a register from the end": (register(APPENDED, 5, BACKWARD), ShiftRegister(2, 3, False)),
     "a sum": (sums(SUMMED["a sum"]), RunningSum()),
     "a sum from the end": (sums(SUMMED["a sum"], 5, BACKWARD.replace("[1]", "[1, 1]")), RunningSum()),
     "the element before": (shifted(5), Latest()),
@@ -231,7 +231,7 @@ def each_of(name: str) -> Node:
 
 def proved(name: str, form: StateForm, state: int = 0, each: Node | None = None) -> bool:
     try:
-        return Closing(loop_of(name), state, form, each or each_of(name), PROOFS).found() is not None
+        return StateProof(loop_of(name), state, form, each or each_of(name), PROOFS).found() is not None
     except TasoMirageError:
         return False
 
@@ -296,7 +296,7 @@ def test_no_other_values_are_proved(name: str) -> None:
 FORMS = (
     Latest(),
     RunningSum(),
-    *(Register(axis, size, r) for axis, size in ((0, 2), (1, 4), (2, 3)) for r in (False, True)),
+    *(ShiftRegister(axis, size, r) for axis, size in ((0, 2), (1, 4), (2, 3)) for r in (False, True)),
 )
 
 

@@ -20,7 +20,7 @@ from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import LighterLoop, elements_of, of_a_step, results_of
 from taso_mirage.search.loops.hoisting import whole_of
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal
-from taso_mirage.search.loops.values import AllValues, Register, StateForm, state_forms
+from taso_mirage.search.loops.values import AllValues, ShiftRegister, StateForm, state_forms
 from taso_mirage.search.steps import BehindLoop, ClosedState, RewriteStep
 
 
@@ -46,7 +46,7 @@ def _without_state(loop: Node, result: Node, proofs: Proofs) -> LighterLoop | No
             if _is_large(loop, state, form):
                 continue
             try:
-                found = Closing(loop, state, form, each, proofs).found()
+                found = StateProof(loop, state, form, each, proofs).found()
             except TasoMirageError:
                 continue
             if found is not None:
@@ -59,12 +59,12 @@ def _without_state(loop: Node, result: Node, proofs: Proofs) -> LighterLoop | No
 def _is_large(loop: Node, state: int, form: StateForm) -> bool:
     """Whether the values in all steps would fill the memory: a state has many more elements than a
     step reads and gives."""
-    size = form.size if isinstance(form, Register) else 1
+    size = form.size if isinstance(form, ShiftRegister) else 1
     return elements_of([loop.args[state]]) > size * elements_of(of_a_step(loop))
 
 
 @dataclass
-class Closing:
+class StateProof:
     """A form of a state, and the equalities of its proof."""
 
     loop: Node

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim, dim_product
@@ -52,25 +53,35 @@ def with_convolutions(form: LighterLoop, proofs: Proofs) -> LighterLoop | None:
 
 def _convolution(node: Node, proofs: Proofs) -> list[RewriteStep] | None:
     """The equalities from a sum over shifted parts to a convolution."""
-    if node.op != "reduce_sum" or len(node.attr("axes")) != 1 or node.args[0].op != "mul":
+    products = node.args[0] if node.args else node
+    axis = _summed_axis(node, products)
+    if axis is None:
         return None
-    (axis,), (left, right) = node.attr("axes"), node.args[0].args
+    left, right = products.args
     for window, weight in ((left, right), (right, left)):
-        parts = _parts(window, axis) if window.type == node.args[0].type else []
+        parts = _parts(window, axis) if window.type == products.type else []
         found = _shifted(parts)
         if found is None or not isinstance(window.shape[0], int):
             continue
-        over = [found.whole, weight]
         same = [sliced(found.whole, at, at + window.shape[0]) for at in _offsets(found)]
         moved = dict(zip(parts, same, strict=True))
         (middle,) = substitute((node,), moved, topological((node,), stop=parts))
-        new = _convolved(found, window, weight, axis, bool(node.attr("keepdims")))
-        claims = [
-            (node, middle, [*(a for a, b in moved.items() if a is b), *_operands(found.whole), weight]),
-            (middle, new, over),
-        ]
+        new = _convolved(found, window, weight, axis)
+        new = new if new.type == node.type else term("unsqueeze", new, axes=(axis,))
+        beside = [a for a, b in moved.items() if a is b]
+        claims = [(node, middle, [*beside, *_operands(found.whole), weight]), (middle, new, [found.whole, weight])]
         return _proved(claims, proofs)
     return None
+
+
+def _summed_axis(node: Node, products: Node) -> int | None:
+    """The axis over which a term sums products of two terms, if it is such a sum."""
+    attrs: dict[str, Any] = dict(node.attrs)
+    axes = attrs.get("axes") or ()
+    if len(axes) != 1 or len(products.args) != 2 or products is not term("mul", *products.args):
+        return None
+    made = term("reduce_sum", products, axes=axes, keepdims=attrs.get("keepdims", 1))
+    return int(axes[0]) if node is made else None
 
 
 def _proved(claims: Sequence[tuple[Node, Node, Sequence[Node]]], proofs: Proofs) -> list[RewriteStep] | None:
@@ -85,8 +96,8 @@ def _proved(claims: Sequence[tuple[Node, Node, Sequence[Node]]], proofs: Proofs)
 
 def _parts(window: Node, axis: int) -> list[Node]:
     """The terms that are side by side along an axis of a term; none where one has another axis."""
-    if window.op == "unsqueeze" and window.attr("axes") == (axis,):
-        return [window.args[0]]
+    if len(window.args) == 1 and dict(window.attrs).get("axes") == (axis,):
+        return [window.args[0]] if window is term("unsqueeze", window.args[0], axes=(axis,)) else []
     joins = traits(window).joins
     if joins is None or window.attr(joins) != axis:
         return []
@@ -142,7 +153,7 @@ def _offsets(found: _Shifted) -> list[int]:
     return places[::-1] if found.flipped else places
 
 
-def _convolved(found: _Shifted, window: Node, weight: Node, axis: int, keepdims: bool) -> Node:
+def _convolved(found: _Shifted, window: Node, weight: Node, axis: int) -> Node:
     """The convolution of each channel, the last axis beside the window's, over all rows."""
     steps, rank = window.shape[0], window.tensor.rank
     beside = [i for i in range(1, rank) if i != axis]
@@ -156,8 +167,7 @@ def _convolved(found: _Shifted, window: Node, weight: Node, axis: int, keepdims:
     data = term("transpose", _shaped(data, (rows, dim_product(samples), channels)), perm=(1, 2, 0))
     attrs = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": channels}
     made = term("conv", data, term("unsqueeze", kernel, axes=(1,)), **attrs)
-    made = _shaped(term("transpose", made, perm=(2, 0, 1)), (steps, *samples, channels))
-    return term("unsqueeze", made, axes=(axis,)) if keepdims else made
+    return _shaped(term("transpose", made, perm=(2, 0, 1)), (steps, *samples, channels))
 
 
 def _kernel(found: _Shifted, weight: Node, places: tuple[int, int], channels: Dim) -> Node:

@@ -82,7 +82,7 @@ class RunningSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class ShiftRegister:
     """A state of `size` parts along an axis, of which a step drops the first and appends a term; or
     `reverse`, drops the last and puts the term before the others."""
 
@@ -203,7 +203,7 @@ class _Numbers:
                 for node in self.each:
                     if self._holds(fresh, node):
                         each = node if node.shape == rest else term("reshape", node, shape=rest)
-                        yield Register(axis, size, reverse), each
+                        yield ShiftRegister(axis, size, reverse), each
 
     def sums(self) -> Iterator[tuple[StateForm, Node]]:
         """A running sum of a term, or of the step's result for a state of zeros."""
