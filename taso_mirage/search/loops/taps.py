@@ -77,8 +77,10 @@ def _convolution(node: Node, proofs: Proofs) -> list[RewriteStep] | None:
 def _summed_axis(node: Node, products: Node) -> int | None:
     """The axis over which a term sums products of two terms, if it is such a sum."""
     attrs: dict[str, Any] = dict(node.attrs)
-    axes = attrs.get("axes") or ()
-    if len(axes) != 1 or len(products.args) != 2 or products is not term("mul", *products.args):
+    axes: Sequence[int] = attrs.get("axes") or ()
+    if len(axes) != 1 or len(products.args) != 2:
+        return None
+    if products is not term("mul", *products.args):
         return None
     made = term("reduce_sum", products, axes=axes, keepdims=attrs.get("keepdims", 1))
     return int(axes[0]) if node is made else None
