@@ -1,25 +1,35 @@
-"""Graph optimizers on models that others reported and on random ones: who keeps results and
-interfaces.
+"""Graph optimizers on models that others reported, that others captured, and random ones: who keeps
+results and interfaces.
 
     python bench/public.py [--corpus reports generated] [--count 200] [--seed 0] [--tools NAME ...]
+    python bench/public.py --corpus graphnet --graphnet CLONE [--count 100] [--exports FOLDER]
+    python bench/public.py --shard 1/4 --lines part1.jsonl ...
+    python bench/public.py --merge part1.jsonl ... [-o FILE]
     python bench/public.py --only generated:17 --tools onnxsim
 
 Every tool optimizes every model in a process of its own, with a limit for each file; the judge
 (`public_judge.py`) compares results with float64 and interfaces with the original's. `generated`
-are the first `--count` random models of a seed, `reports` those of `public_reports.py`. The second
-form judges single models, prints their findings, and writes no results. Prints a table and writes
-bench/results/public-cpu2.json after each tool.
+are the first `--count` random models of a seed, `reports` those of `public_reports.py`, `graphnet`
+the first `--count` samples of a clone of GraphNet, by both exporters (`models/graphnet`).
+
+Each finding is a line of `--lines` as soon as it is there, and a second call with the same file
+goes on. A shard takes every n-th model; `--merge` counts the lines of all shards. Without a shard
+the counts are written at the end, into bench/results/public-cpu2.json. The last form judges single
+models, prints their findings, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,68 +38,93 @@ import onnx
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(ROOT / "tests" / "harness")]
 
+import public_torch  # noqa: E402
 from fuzz.graphs import random_model  # noqa: E402
 from peers import peer_versions  # noqa: E402
-from public_judge import KINDS, NOT_LOADED, RIGHT, Judged, Verdict  # noqa: E402
+from public_judge import CASES, NOT_LOADED, RIGHT, Judged, Verdict  # noqa: E402
+from public_lines import NOT_JUDGED, Lines, counted, merged  # noqa: E402
 from public_reports import REPORTS  # noqa: E402
-from public_tools import WRITERS, ToolProcess  # noqa: E402
-from rows import Rows  # noqa: E402
+from public_tools import INDUCTOR, OUTPUTS, WRITERS, ToolProcess, openvino  # noqa: E402
 
+from models import graphnet  # noqa: E402
+from models.graphnet.__main__ import file_of  # noqa: E402
+from models.graphnet.export import put  # noqa: E402
+from models.real.torch_export import EXPORTERS  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 
-GENERATED, OF_REPORTS = "generated", "reports"
-SHOWN = 40
-"""The largest number of findings of a tool that a row lists."""
+GENERATED, OF_REPORTS, GRAPHNET = "generated", "reports", "graphnet"
+TOOLS = (*WRITERS, *OUTPUTS)
+EXPORT_SECONDS, REFERENCE_SECONDS = 300.0, 120.0
+"""The limits of an export and of the float64 references of a sample of GraphNet, which has two
+cases at least."""
 
 
-def generated(count: int, seed: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Random models, without inputs and nodes on which no output depends: several tools remove such
-    inputs, and one of the other models has one."""
-    for number in range(seed, seed + count):
-        model = onnx.load_from_string(random_model(number))
-        read = {each.name for each in model.graph.output}
-        for node in reversed([*model.graph.node]):
-            if read.isdisjoint(node.output):
-                model.graph.node.remove(node)
-            read |= {*node.input} if not read.isdisjoint(node.output) else set()
-        for each in [each for each in model.graph.input if each.name not in read]:
-            model.graph.input.remove(each)
-        yield f"{GENERATED}:{number}", model
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A model by the name that `--only` takes: a function that gives it, or the reason why there is
+    none, and the sample of GraphNet that it is exported from."""
+
+    name: str
+    build: Callable[[], onnx.ModelProto | str]
+    sample: Path | None = None
 
 
-def reported() -> Iterator[tuple[str, onnx.ModelProto]]:
-    for name, build in REPORTS.items():
-        yield f"{OF_REPORTS}:{name}", build()
+def generated(number: int) -> onnx.ModelProto:
+    """A random model, without inputs and nodes on which no output depends: several tools remove
+    such inputs, and one of the other models has one."""
+    model = onnx.load_from_string(random_model(number))
+    read = {each.name for each in model.graph.output}
+    for node in reversed([*model.graph.node]):
+        if read.isdisjoint(node.output):
+            model.graph.node.remove(node)
+        read |= {*node.input} if not read.isdisjoint(node.output) else set()
+    for each in [each for each in model.graph.input if each.name not in read]:
+        model.graph.input.remove(each)
+    return model
 
 
-def models(options: argparse.Namespace) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """The models by names that `--only` takes."""
-    if options.only:
-        for name in options.only:
-            corpus, _, rest = name.partition(":")
-            if corpus == OF_REPORTS and rest in REPORTS:
-                yield name, REPORTS[rest]()
-            elif corpus == GENERATED and rest.isdecimal():
-                yield from generated(1, int(rest))
-            else:
-                raise SystemExit(
-                    f"no model is named {name!r}: {GENERATED}:NUMBER, or {OF_REPORTS}: {', '.join(REPORTS)}"
-                )
-        return
-    yield from reported() if OF_REPORTS in options.corpus else ()
-    yield from generated(options.count, options.seed) if GENERATED in options.corpus else ()
+def exported(sample: Path, file: Path, which: str) -> onnx.ModelProto | str:
+    why = put(sample, file, which, EXPORT_SECONDS)
+    return onnx.load(file) if why is None else why
 
 
-def judged_models(options: argparse.Namespace) -> tuple[dict[str, Judged], int]:
-    """The models that can be judged, and the number of the others."""
-    found, others = dict[str, Judged](), 0
-    for name, proto in models(options):
-        judged = Judged.of(proto)
-        found |= {} if judged is None else {name: judged}
-        others += judged is None
-    return found, others
+def of_graphnet(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Given]:
+    for each in names:
+        sample = options.graphnet / "samples" / each
+        for which in EXPORTERS:
+            build = partial(exported, sample, file_of(options.exports, each, which), which)
+            yield Given(f"{GRAPHNET}:{each}:{which}", build, sample)
+
+
+def models(options: argparse.Namespace) -> Iterator[Given]:
+    """All models of the corpora."""
+    if OF_REPORTS in options.corpus:
+        for name, build in REPORTS.items():
+            yield Given(f"{OF_REPORTS}:{name}", build)
+    if GENERATED in options.corpus:
+        for number in range(options.seed, options.seed + options.count):
+            yield Given(f"{GENERATED}:{number}", partial(generated, number))
+    if GRAPHNET in options.corpus:
+        yield from of_graphnet(options, graphnet.spread(options.graphnet, options.parameters)[: options.count])
+
+
+def named(options: argparse.Namespace) -> Iterator[Given]:
+    """The models of `--only`."""
+    for name in options.only:
+        corpus, _, rest = name.partition(":")
+        if corpus == OF_REPORTS and rest in REPORTS:
+            yield Given(name, REPORTS[rest])
+        elif corpus == GENERATED and rest.isdecimal():
+            yield Given(name, partial(generated, int(rest)))
+        elif corpus == GRAPHNET and options.graphnet:
+            yield from (each for each in of_graphnet(options, [rest.rpartition(":")[0]]) if each.name == name)
+        else:
+            raise SystemExit(
+                f"no model is named {name!r}: {GENERATED}:NUMBER, or {OF_REPORTS}: {', '.join(REPORTS)}, "
+                f"or {GRAPHNET}:SAMPLE:EXPORTER with --graphnet"
+            )
 
 
 def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
@@ -104,53 +139,93 @@ def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
         return Verdict(NOT_LOADED, native.first_line(error)[:200])
 
 
-def row(name: str, there: Mapping[str, Judged], limit: float) -> dict[str, Any]:
-    """The findings about a tool."""
-    counts, findings, start = Counter[str](), list[dict[str, str]](), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, closing(ToolProcess(name, limit)) as tool:
-        for model, judged in there.items():
-            found = verdict(tool, judged, Path(folder))
-            counts[found.kind] += 1
-            if found.kind != RIGHT:
-                findings.append({"model": model, "kind": found.kind, "why": found.why})
-    seconds = round(time.monotonic() - start, 1)
-    kinds = {kind: counts[kind] for kind in KINDS}
-    return {"case": name, "models": len(there), **kinds, "seconds": seconds, "findings": findings[:SHOWN]}
+class Judging:
+    """The tools, which live as long as this, and their findings about models."""
+
+    def __init__(self, tools: Sequence[str], limit: float, stack: ExitStack) -> None:
+        self.tools, self.limit = tools, limit
+        self.place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.processes = {name: stack.enter_context(closing(ToolProcess(name, limit))) for name in tools}
+
+    def findings(self, given: Given, tools: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
+        """The findings of some tools; if the model cannot be judged, the only one has no tool."""
+        proto = given.build()
+        large = (2, REFERENCE_SECONDS) if given.sample else (CASES,)
+        judged = proto if isinstance(proto, str) else Judged.of(proto, *large)
+        if isinstance(judged, str):
+            yield "", Verdict(NOT_JUDGED, judged)
+            return
+        for tool in tools:
+            yield tool, self._finding(tool, given, judged)
+
+    def _finding(self, tool: str, given: Given, judged: Judged) -> Verdict:
+        if tool == INDUCTOR:
+            if given.sample is None:
+                return Verdict(NOT_JUDGED, "there is no torch module")
+            runs = public_torch.TorchRuns(given.sample, judged.cases, self.processes[tool], self.place)
+            return public_torch.verdict(judged, runs)
+        return openvino(judged, self.limit) if tool in OUTPUTS else verdict(self.processes[tool], judged, self.place)
 
 
-def versions(tools: Sequence[str]) -> dict[str, str]:
-    return {"taso-mirage": __version__, **peer_versions(("onnxruntime", *tools))}
+def judge(options: argparse.Namespace, lines: Lines | None) -> None:
+    """Judge the models of this shard that have no findings yet."""
+    part, parts = (int(each) for each in options.shard.split("/"))
+    there = named(options) if options.only else islice(models(options), part - 1, None, parts)
+    with ExitStack() as stack:
+        judging = Judging(options.tools, options.limit, stack)
+        for given in there:
+            tools = [t for t in options.tools if t not in (lines.has(given.name, options.tools) if lines else [])]
+            began = time.monotonic()
+            for tool, found in judging.findings(given, tools) if tools else ():
+                if lines is not None:
+                    lines.add(given.name, tool, found, time.monotonic() - began)
+                if found.kind != RIGHT or options.only:
+                    print(f"{given.name} {tool}: {found.kind}: {found.why[:200]}", flush=True)
+                began = time.monotonic()
+
+
+def head() -> dict[str, Any]:
+    runtimes = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
+    versions = {**runtimes, **peer_versions((*TOOLS, "torch"))}
+    return {"bench": "public", "device": runtime.device(), "versions": versions}
+
+
+def write(files: Sequence[Path], output: Path) -> None:
+    """Count the lines of all shards."""
+    there, lines = merged(files)
+    found = counted(lines, TOOLS)
+    output.write_text(json.dumps({**there, "corpora": found}, indent=1) + "\n")
+    for corpus in found:
+        for row in corpus["rows"]:
+            said = ", ".join(f"{row[kind]} {kind}" for kind in row if isinstance(row[kind], int) and row[kind])
+            print(f"{corpus['corpus']} {row['case']}: {said}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", nargs="+", choices=(OF_REPORTS, GENERATED), default=[OF_REPORTS, GENERATED])
-    parser.add_argument("--count", type=int, default=200, help="generated models")
+    corpora = (OF_REPORTS, GENERATED, GRAPHNET)
+    parser.add_argument("--corpus", nargs="+", choices=corpora, default=[OF_REPORTS, GENERATED])
+    parser.add_argument("--count", type=int, default=200, help="generated models, or samples of GraphNet")
     parser.add_argument("--seed", type=int, default=0, help="of the first generated model")
-    parser.add_argument("--tools", nargs="+", choices=WRITERS, default=[*WRITERS])
+    parser.add_argument("--graphnet", type=Path, metavar="CLONE", help="a clone of github.com/PaddlePaddle/GraphNet")
+    parser.add_argument("--parameters", type=float, default=30e6, help="the most that a sample of GraphNet may have")
+    parser.add_argument("--exports", type=Path, metavar="FOLDER", help="where exported samples are kept")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[*TOOLS])
     parser.add_argument("--only", nargs="+", default=[], metavar="MODEL", help="these models, without results")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a file")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th model, from the I-th")
+    parser.add_argument("--lines", type=Path, default=Path("public.jsonl"), help="the file of findings")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="LINES", help="only count these files")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "public-cpu2.json")
     options = parser.parse_args()
-    there, others = judged_models(options)
-    print(f"{len(there)} models; {others} more do not run in ONNX Runtime, or have no float64 reference", flush=True)
-    head = {
-        "bench": "public",
-        "device": runtime.device(),
-        "corpora": options.corpus,
-        "generated": options.count,
-        "seed": options.seed,
-        "versions": versions(options.tools),
-    }
-    rows = None if options.only else Rows(options.output, head)
-    for name in options.tools:
-        found = row(name, there, options.limit)
-        said = ", ".join(f"{found[kind]} {kind}" for kind in KINDS if found[kind])
-        print(f"{name}: {said} ({found['seconds']} s)", flush=True)
-        for each in found["findings"][: SHOWN if options.only else 5]:
-            print(f"    {each['model']}: {each['kind']}: {each['why'][:160]}", flush=True)
-        if rows is not None:
-            rows.keep(found)
+    if GRAPHNET in options.corpus and options.merge is None and options.graphnet is None:
+        parser.error("--corpus graphnet needs --graphnet CLONE")
+    with tempfile.TemporaryDirectory() as place:
+        options.exports = options.exports or Path(place)
+        if options.merge is None:
+            judge(options, None if options.only else Lines(options.lines, head()))
+    if not options.only and options.shard == "1/1":
+        write(options.merge or [options.lines], options.output)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 A result is judged in this order, and the first finding counts: the runtime does not load it, its
 interface differs, its outputs differ, it is much larger. Outputs are compared with the original's
 float64 reference by the criterion of docs/design/check.md, on several inputs. Only originals that
-ONNX Runtime loads and that have such a reference are judged.
+ONNX Runtime loads and that have such a reference are judged. Of a tool that runs models and writes
+none, only the outputs are judged.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import onnx
 
@@ -19,6 +22,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, check_cases, compare
+from taso_mirage.measure.native import Arrays
 from taso_mirage.onnx_io.files import from_memory
 
 REFUSED, CRASHED, LATE = "refused", "crashed", "late"
@@ -48,16 +52,17 @@ class Judged:
     cases: Sequence[CheckCase]
 
     @staticmethod
-    def of(proto: onnx.ModelProto) -> Judged | None:
-        """None where ONNX Runtime does not load the model, or where it has no float64 reference."""
+    def of(proto: onnx.ModelProto, count: int = CASES, seconds: float = math.inf) -> Judged | str:
+        """With `count` sets of inputs, or those that have a reference within so many seconds; the
+        reason where ONNX Runtime does not load the model, or where it has no float64 reference."""
         try:
             model = from_memory(proto)
             session = runtime.Session(proto.SerializeToString())
             sizes = dict.fromkeys(model.symbols(), SIZE) | model.sizes
-            cases = list(islice(check_cases(model, session, sizes, most=CASES), CASES))
-        except TasoMirageError:
-            return None
-        return Judged(proto, model, cases) if cases else None
+            cases = list(islice(check_cases(model, session, sizes, most=count, seconds=seconds), count))
+        except TasoMirageError as error:
+            return native.first_line(error)[:200]
+        return Judged(proto, model, cases) if cases else "there is no float64 reference"
 
     def verdict(self, result: onnx.ModelProto) -> Verdict:
         """The first finding about a tool's result."""
@@ -77,6 +82,26 @@ class Judged:
         if after > GROWTH * before and after > before + SPARE:
             return Verdict(LARGER, f"{after} bytes instead of {before}")
         return Verdict(RIGHT)
+
+    def verdict_on(self, outputs: Sequence[Sequence[Any]]) -> Verdict:
+        """The finding about the outputs of a tool on each of the cases."""
+        count = len(self.model.output_names)
+        for each in outputs:
+            if len(each) != count:
+                return Verdict(INTERFACE, f"{len(each)} outputs instead of {count}")
+        found = compare(self.model, _Replay(iter(outputs)), self.cases)
+        bad = next((d for d in found if not d.passed), None)
+        return Verdict(RIGHT) if bad is None else Verdict(WRONG, str(bad))
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """Outputs that are there, in the order of the cases."""
+
+    outputs: Iterator[Sequence[Any]]
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        return [*next(self.outputs)]
 
 
 def differences(old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Tables of `public.py`: findings about each tool, by kind, and examples of them."""
+"""Tables of `public.py`: findings about each tool, by corpus and kind, and examples of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ EXAMPLES = 2
 
 
 def public(found: dict[str, Any]) -> list[str]:
-    """The number of models by finding, for each tool."""
-    lines = [f"| tool | {' | '.join(KINDS)} |", f"|---|{'---:|' * len(KINDS)}"]
-    lines += [f"| {row['case']} | {' | '.join(str(row[kind]) for kind in KINDS)} |" for row in found["rows"]]
+    """The number of models by finding, for each corpus and tool."""
+    lines = [f"| models | tool | {' | '.join(KINDS)} |", f"|---|---|{'---:|' * len(KINDS)}"]
+    for corpus in found["corpora"]:
+        for row in corpus["rows"]:
+            counts = " | ".join(str(row[kind]) for kind in KINDS)
+            lines.append(f"| {corpus['corpus']} | {row['case']} | {counts} |")
+    models = ", ".join(f"{corpus['judged']} {corpus['corpus']}" for corpus in found["corpora"])
+    others = sum(sum(corpus["not judged"].values()) for corpus in found["corpora"])
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-    models = f"{found['rows'][0]['models']} models, {found['generated']} of them generated from seed {found['seed']} on"
-    return [*lines, "", f"{models}. {versions}."]
+    return [*lines, "", f"Models: {models}; {others} more cannot be judged. {versions}."]
 
 
 def findings(found: dict[str, Any]) -> list[str]:
     """Examples of the findings about each tool."""
     lines = ["| tool | kind | model | what was found |", "|---|---|---|---|"]
-    for row in found["rows"]:
+    rows = [row for corpus in found["corpora"] for row in corpus["rows"]]
+    for tool in dict.fromkeys(row["case"] for row in rows):
+        there = [each for row in rows if row["case"] == tool for each in row["findings"]]
         for kind in KINDS:
-            for each in [each for each in row["findings"] if each["kind"] == kind][:EXAMPLES]:
+            for each in [each for each in there if each["kind"] == kind][:EXAMPLES]:
                 why = each["why"].replace("|", "\\|")
-                lines.append(f"| {row['case']} | {kind} | `{each['model']}` | {why} |")
+                lines.append(f"| {tool} | {kind} | `{each['model']}` | {why} |")
     return lines

@@ -3,7 +3,9 @@
     python bench/public_tools.py TOOL
 
 reads pairs of paths, separated by a tab, from its standard input. It writes the result of the first
-path to the second one, and then a line with nothing, or with the error.
+path to the second one, and then a line with nothing, or with the error. `OUTPUTS` are tools that
+run a model and write none: OpenVINO runs in the process of the package's own sessions, Inductor in
+one as the others (`public_torch.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,10 +26,17 @@ import onnx
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import public_torch  # noqa: E402
 from peers import KIND, TOOLS  # noqa: E402
-from public_judge import CRASHED, LATE, REFUSED, Verdict  # noqa: E402
+from public_judge import CRASHED, LATE, REFUSED, Judged, Verdict  # noqa: E402
 
-OURS = "ours"
+from taso_mirage.errors import RuntimeCrashed, TasoMirageError  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
+from taso_mirage.measure.child import child  # noqa: E402
+from taso_mirage.measure.session import Session  # noqa: E402
+from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
+
+OURS, INDUCTOR = "ours", "inductor"
 STARTING = 60.0
 """Seconds that the first file of a process may take longer, which imports the tool."""
 LEVELS = {"onnxruntime basic": "ORT_ENABLE_BASIC", "onnxruntime extended": "ORT_ENABLE_EXTENDED"}
@@ -59,10 +69,24 @@ WRITERS: Mapping[str, Callable[[str, str], None]] = {
     **{name: partial(of_runtime, level) for name, level in LEVELS.items()},
     **{name: partial(of_peer, name) for name in TOOLS},
 }
+OUTPUTS = ("openvino", INDUCTOR)
+
+
+def openvino(judged: Judged, limit: float) -> Verdict:
+    """The finding about OpenVINO's outputs of a model."""
+    began = time.monotonic()
+    with child().within(limit=limit):
+        try:
+            session = Session(judged.proto.SerializeToString(), OPENVINO)
+            found = [session.run(case.inputs) for case in judged.cases]
+        except TasoMirageError as error:
+            late = LATE if time.monotonic() - began >= limit else REFUSED
+            return Verdict(CRASHED if isinstance(error, RuntimeCrashed) else late, native.first_line(error)[:200])
+    return judged.verdict_on(found)
 
 
 def main() -> None:
-    write = WRITERS[sys.argv[1]]
+    write = public_torch.answer if sys.argv[1] == INDUCTOR else WRITERS[sys.argv[1]]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # tools print
     for line in sys.stdin:

@@ -17,7 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.rounding import parse_rounding
 from taso_mirage.measure.shapes import parse_shapes
-from taso_mirage.measure.target import Target, on_threads
+from taso_mirage.measure.target import AUTO, Target, on_threads, runtimes_beside
 from taso_mirage.measure.target import target as named
 from taso_mirage.pipeline.fuse import check_mode, usual_mode
 from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED
@@ -154,6 +154,7 @@ class Options:
             candidates=self.candidates,
             trace=None if self.trace is None else Path(self.trace),
             elsewhere=self.elsewhere,
+            runtimes=runtimes_beside(target) if self.target == AUTO else (),
             allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))

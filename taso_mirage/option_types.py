@@ -24,7 +24,8 @@ class OptimizeOptions(TypedDict, total=False):
     """The file of the optimized model. Default: `MODEL.optimized.onnx` for a path, none for a model
     in memory."""
     target: str | Target
-    """The runtime and its device: "cpu" (default), "cuda" or "openvino"."""
+    """The runtime and its device: "cpu" (default), "cuda" or "openvino"; "auto" is "cpu" or
+    "openvino", the faster by measurement."""
     threads: int | None
     """Threads of one run on the CPU (intra-op), for measurements, kernels and sessions on the
     result. Default: as many as there are cores."""

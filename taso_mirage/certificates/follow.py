@@ -29,7 +29,7 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.content_terms import LoopWithoutState, Opened, OpenedLoop, matching, opened
-from taso_mirage.onnx_io.written import is_defined, written_as
+from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get
@@ -318,7 +318,7 @@ class _Reader:
         """Operators that the model's opset lacks, each with ONNX's own definition, as which it is
         written."""
         for node in self.terms:
-            if is_defined(node):
+            if has_definition(node):
                 with suppress(Unsupported):
                     if (body := written_as(node, opsets)) is not None:
                         yield node, body

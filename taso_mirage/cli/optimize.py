@@ -43,8 +43,9 @@ _Output = Annotated[
 _TargetName = Annotated[
     str,
     typer.Option(
-        metavar=TARGET_NAMES,
-        help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs) or openvino.",
+        metavar=f"{TARGET_NAMES}|auto",
+        help="Target on which the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs), openvino, or auto: "
+        "cpu or openvino, whichever is measured to be faster.",
     ),
 ]
 _Threads = Annotated[

@@ -1,5 +1,5 @@
-"""The resolutions of operators: the numbers to whose rounding the runtime computes a result, however
-small it is."""
+"""The resolutions of operators: the numbers to whose rounding the runtime computes results, however
+small they are."""
 
 from __future__ import annotations
 

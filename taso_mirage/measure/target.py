@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED
 from taso_mirage.targets.cuda.target import CUDA
-from taso_mirage.targets.known import TARGETS, on_threads, target, targets_with_kernels
+from taso_mirage.targets.known import AUTO, TARGETS, on_threads, runtimes_beside, target, targets_with_kernels
 from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.protocol import Target
 
 __all__ = [
+    "AUTO",
     "CPU",
     "CUDA",
     "OPENVINO",
@@ -20,6 +21,7 @@ __all__ = [
     "UNOPTIMIZED",
     "Target",
     "on_threads",
+    "runtimes_beside",
     "target",
     "target_for",
     "targets_with_kernels",

@@ -26,7 +26,7 @@ def written_as(node: Node, opsets: Mapping[str, int]) -> Node | None:
     return None
 
 
-def is_defined(node: Node) -> bool:
+def has_definition(node: Node) -> bool:
     """Whether ONNX defines a term's operator by a function of other operators."""
     op = load_specs().get(node.op)
     if op is None or op.onnx is None or op.domain:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from taso_mirage.devices.machine import cores
 from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
@@ -33,6 +34,7 @@ from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, find_sizes, load_original, pose, refer
+from taso_mirage.pipeline.runtimes import choose_runtime, try_runtimes
 from taso_mirage.pipeline.shares import (
     comparison_seconds,
     finishing_seconds,
@@ -228,13 +230,23 @@ SEARCH = (
         ("problem", "start", "original", "valid", "cases", "feeds", "fastest"),
         ("choice", "differences", "cases", "let_through"),
     ),
+    Stage(
+        "runtimes",
+        try_runtimes,
+        ("problem", "start", "original", "valid", "cases", "feeds", "choice"),
+        ("others",),
+        otherwise=((),),
+    ),
 )
 """From a model to a checked choice: the fastest candidate becomes one by the check alone.
 
 A stage that finds that the original has to be kept ends these. Seconds for each term are those of
 a chain of 20,000 nodes once the time is over, on one core.
 """
-KERNELS = (Stage("kernels", fuse, ("result", "original"), ("result",)),)
+KERNELS = (
+    Stage("kernels", fuse, ("result", "original"), ("result",)),
+    Stage("runtime", choose_runtime, ("result", "others"), ("result",)),
+)
 """Stages that improve the result in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
@@ -337,7 +349,7 @@ def _run_stages(
                         job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                     values = run(SEARCH, job, {"model": model})
                     result = _conclude(job, values, model)
-                loaded = {name: values[name] for name in ("original",) if name in values}
+                loaded: dict[str, Any] = {name: values[name] for name in ("original", "others") if name in values}
                 result = run(KERNELS, job, {"result": result, **loaded})["result"]
             job.deadline = child().deadline = whole
             given = {"result": result} | ({} if output is None else {"output": output})

@@ -73,7 +73,8 @@ class Config:
     much larger, or a function that asks the user. `allow_rounding`: the rewrites that may change
     decisions of quantizers, and the largest change of the outputs. `effort`: the extent of searches
     and check. `elsewhere`: whether the model is also used on other machines, or without the library
-    of kernels. `candidates` is called for every model that is tried. `trace`: the folder that the
+    of kernels. `runtimes`: other targets on the same hardware, of which the fastest is taken.
+    `candidates` is called for every model that is tried. `trace`: the folder that the
     graph after every stage and rule is written to.
     """
 
@@ -98,6 +99,7 @@ class Config:
     effort: Effort = USUAL_EFFORT
     part: bool = False
     elsewhere: bool = True
+    runtimes: tuple[Target, ...] = ()
     candidates: Candidates = unseen
     trace: Path | None = None
 

@@ -21,19 +21,24 @@ from taso_mirage.targets.protocol import Target
 
 TARGETS: dict[str, Target] = {t.name: t for t in (CPU, CUDA, OPENVINO)}
 """The targets of this package."""
+AUTO = "auto"
+"""The name for all targets on this machine's cores: the first is optimized for, and the fastest is
+taken."""
 
 
 def target(name: str) -> Target:
-    """The target of this name.
+    """The target of this name; of AUTO, the one that is optimized for.
 
     Raises InvalidOption where there is none.
     """
-    if name in TARGETS:
-        return TARGETS[name]
+    if name in TARGETS or name == AUTO:
+        return TARGETS.get(name, CPU)
     found = plugins.plugin_named(plugins.TARGET_GROUP, name)
     if found is None:
         others = [plugin.name for plugin in plugins.plugins(plugins.TARGET_GROUP)]
-        raise InvalidOption(f"{option('target', name)} is not known; the targets are: {', '.join([*TARGETS, *others])}")
+        raise InvalidOption(
+            f"{option('target', name)} is not known; the targets are: {', '.join([*TARGETS, AUTO, *others])}"
+        )
     made: Target = found.load()
     said = inspect.getattr_static(made, "name", None)
     if said != name:
@@ -42,6 +47,13 @@ def target(name: str) -> Target:
     if lacking := next((each for each in dir(Target) if not each.startswith("_") and each not in there), None):
         raise found.refused(f"gives no target: it has no {lacking!r} (taso_mirage.targets.protocol.Target)")
     return made
+
+
+def runtimes_beside(target: Target) -> tuple[Target, ...]:
+    """The targets of this package on the same hardware as one of them, with as many threads."""
+    others = (each for each in TARGETS.values() if each.on_cores and target.on_cores and each.name != target.name)
+    threads = dict(target.options).get(THREADS)
+    return tuple(each if threads is None else on_threads(each, int(threads)) for each in others)
 
 
 def targets_with_kernels() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -130,10 +131,47 @@ def test_each_fault_is_found(name: str) -> None:
     assert found.kind == kind, found.why
 
 
+def test_outputs_of_a_tool_without_a_file_are_judged() -> None:
+    there = judged()
+    right = [each.original for each in there.cases]  # type: ignore[attr-defined]
+    assert there.verdict_on(right).kind == "right"  # type: ignore[attr-defined]
+    off = [[each[0] * np.float32(1.001), *each[1:]] for each in right]
+    assert there.verdict_on([right[0], *off[1:]]).kind == "wrong"  # type: ignore[attr-defined]
+    assert there.verdict_on([each[::-1] for each in right]).kind == "wrong"  # type: ignore[attr-defined]
+    assert there.verdict_on([each[:2] for each in right]).kind == "interface"  # type: ignore[attr-defined]
+
+
+def test_a_second_run_goes_on_and_shards_are_counted_together(tmp_path: Path) -> None:
+    lines, verdict = bench("public_lines"), bench("public_judge").Verdict
+    head = {"versions": {"ours": "1"}}
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    first = lines.Lines(one, head)
+    first.add("a:1", "ours", verdict("right"), 1.0)
+    first.add("a:2", "", verdict("not judged", "no model"), 1.0)
+    with one.open("a") as file:
+        file.write('{"model": "a:3", "to')  # the machine stopped here
+    again = lines.Lines(one, head)
+    assert again.has("a:1", ["ours", "other"]) == ["ours"]
+    assert again.has("a:2", ["ours", "other"]) == ["ours", "other"]
+    assert again.has("a:3", ["ours"]) == []
+    again.add("a:3", "ours", verdict("wrong", "by 1"), 2.0)
+    lines.Lines(two, head).add("b:1", "ours", verdict("late"), 60.0)
+    found = lines.counted(lines.merged([one, two])[1], ["ours", "other"])
+    assert [(each["corpus"], each["judged"], each["not judged"]) for each in found] == [
+        ("a", 2, {"no model": 1}),
+        ("b", 1, {}),
+    ]
+    (row,) = found[0]["rows"]
+    assert (row["models"], row["right"], row["wrong"], row["late"], row["seconds"]) == (2, 1, 1, 0, 3.0)
+    assert row["findings"] == [{"model": "a:3", "kind": "wrong", "why": "by 1"}]
+    with pytest.raises(SystemExit, match="name another file"):
+        lines.Lines(two, {"versions": {"ours": "2"}})
+
+
 def test_every_report_can_be_judged() -> None:
     for name, build in bench("public_reports").REPORTS.items():
         model = build()
         onnx.checker.check_model(model)
         found = bench("public_judge").Judged.of(model)
-        assert found is not None, name
+        assert not isinstance(found, str), (name, found)
         assert found.verdict(model).kind == "right", name

@@ -18,7 +18,7 @@ from taso_mirage.devices.stamp import Stamp, read_stamp
 from taso_mirage.errors import InvalidOption
 from taso_mirage.lowering import cpu
 from taso_mirage.lowering.backend import here
-from taso_mirage.measure.target import CPU, CUDA, OPENVINO, on_threads
+from taso_mirage.measure.target import CPU, on_threads
 from taso_mirage.report.html import headline
 from taso_mirage.runtime.register import metadata
 
@@ -81,10 +81,9 @@ def test_kernels_are_tuned_on_the_number(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [1, 7, cpu.cores()]
 
 
-@pytest.mark.parametrize("target", [CUDA, OPENVINO])
-def test_other_targets_take_no_number(target: Any) -> None:
-    with pytest.raises(InvalidOption, match=f"threads=2: {target.name} takes no number of threads"):
-        taso_mirage.optimize(twice_negated(), target=target.name, threads=2)
+def test_other_targets_take_no_number() -> None:
+    with pytest.raises(InvalidOption, match="threads=2: cuda takes no number of threads"):
+        taso_mirage.optimize(twice_negated(), target="cuda", threads=2)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 2.5, True, 1025, "2"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.devices.openvino.options import PLACE, SERIAL
+from taso_mirage.devices.openvino.options import PLACE, SERIAL, properties
 from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
@@ -84,7 +84,7 @@ def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
     """
     core = _openvino().Core()
     try:
-        return core.compile_model(core.read_model(plain(source)), PLACE, dict(options))
+        return core.compile_model(core.read_model(plain(source)), PLACE, properties(options.items()))
     except Exception as error:  # OpenVINO raises RuntimeError for every problem
         raise _refused("load", error) from None
 
