@@ -4,7 +4,8 @@ without a definition in ONNX Runtime."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.mugraph import Lowering, usual_size
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, Type, is_computed, is_float, numpy_dtype, topological
 from taso_mirage.meanings.base import Meaning
-from taso_mirage.meanings.reals import EXACT
+from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.resolutions import resolutions
@@ -170,8 +171,8 @@ class RoughReference(FloatReference):
         assert self.rng is not None
         eps = _epsilon(type.dtype)
         off = np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution)
-        moved = value + self.part * np.where(self.rng.random(value.shape) < 0.5, -off, off)
-        return np.where(np.isfinite(value), moved, value)
+        off = np.where(np.isfinite(value), off, 0.0)
+        return value + self.part * np.where(self.rng.random(value.shape) < 0.5, -off, off)
 
 
 @cache
@@ -184,17 +185,7 @@ def _is_rounded(value: Any, type: Any) -> bool:
     return isinstance(value, np.ndarray) and isinstance(type, Tensor) and is_computed(type.dtype)
 
 
-class _RoughSteps(type(EXACT)):  # type: ignore[misc]
-    """Float64, where the results of operators in the steps of a loop are changed by a function."""
-
-    def __init__(self, after: Callable[[Node, Any], Any]) -> None:
-        super().__init__()
-        self.own = {**EXACT.own, "Scan": partial(_rough_steps, after)}
-
-
-def _rough_steps(
-    after: Callable[[Node, Any], Any], xp: Any, *operands: Any, body: Graph, states: int, sequences: int, **attrs: Any
-) -> Any:
+def _rough_steps(xp: _RoughSteps, *operands: Any, body: Graph, states: int, sequences: int, **attrs: Any) -> Any:
     """The results of a loop."""
     carried, end = list(operands[:states]), states + sequences
     order = range(len(operands[states]))
@@ -207,11 +198,21 @@ def _rough_steps(
         for leaf, value in zip(body.inputs, given, strict=True):
             learn(leaf.shape, value.shape, sizes)
         for node in inner:
-            values[node] = after(node, interpret_term(node, xp, [values[a] for a in node.args], sizes))
+            values[node] = xp.after(node, interpret_term(node, xp, [values[a] for a in node.args], sizes))
         carried = [values[o] for o in outputs[:states]]
         kept.append([values[o] for o in outputs[states:]])
     found = (*carried, *(np.stack(each[::-1] if attrs["backward"] else each) for each in zip(*kept, strict=True)))
     return found[0] if len(found) == 1 else found
+
+
+class _RoughSteps(Reals):
+    """Float64, where the results of operators in the steps of a loop are changed by a function."""
+
+    own = MappingProxyType({**Reals.own, "Scan": _rough_steps})
+
+    def __init__(self, after: Callable[[Node, Any], Any]) -> None:
+        super().__init__(exact=True)
+        self.after = after
 
 
 def _work_of_loops(model: Model) -> float:
