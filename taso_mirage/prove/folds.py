@@ -307,8 +307,8 @@ def _without_last(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim
             continue
         if not free.isdisjoint(bound) or not free.isdisjoint(names_in(monomial)):
             continue
-        if not indices.second:
-            indices.more = True
+        if not indices.third:
+            indices.running = True
             return None
         sign = 1 if more > 0 else -1
         other = e - sign

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,15 +47,27 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     Both sides have a value at the same operands: a term that divides by zero, or takes the root of
     a negative number, has none, and there nothing is claimed.
     """
-    xp = Elements(budget)
-    found = _proved(xp, lhs, rhs)
-    if not isinstance(found, Proved) and xp.indices.more:
-        again = Elements(budget)
-        again.indices.second = True
-        found = _proved(again, lhs, rhs)
-    if not isinstance(found, Proved) and xp.fewest <= EXPANDED:
-        found = _proved(Elements(budget, unroll=EXPANDED), lhs, rhs)
+    first = Elements(budget)
+    found = _proved(first, lhs, rhs)
+    for xp in _further_attempts(first, budget):
+        if isinstance(found, Proved):
+            break
+        found = _proved(xp, lhs, rhs)
     return found
+
+
+def _further_attempts(first: Elements, budget: int) -> Iterator[Elements]:
+    """Other normal forms of sums, for what the first attempt met."""
+    if first.indices.more:
+        xp = Elements(budget)
+        xp.indices.second = True
+        yield xp
+    if first.indices.running:
+        xp = Elements(budget)
+        xp.indices.third = True
+        yield xp
+    if first.fewest <= EXPANDED:
+        yield Elements(budget, unroll=EXPANDED)
 
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:

@@ -65,7 +65,7 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.indices = Indices(20_000)
-        self.indices.second = rng.random() < 0.5
+        self.indices.second, self.indices.third = rng.random() < 0.5, rng.random() < 0.5
         self.algebra = Scalars(self.indices)
         free_sizes = rng.random() < 0.7
         self.sizes: list[Dim] = [parse_dim(d) for d in ("2", "3", "4", *("n", "m", "2*n", "n + 1") * free_sizes)]
