@@ -1,4 +1,4 @@
-"""Samples of GraphNet on one machine: eager mode, Inductor, ONNX Runtime, OpenVINO and ours, in turn.
+"""Samples of GraphNet on one machine: eager mode, Inductor, ONNX Runtime, OpenVINO and ours.
 
     python bench/graphnet_times.py CLONE [--count 200] [--effort quick] [--device cuda]
     [--lines FILE] [--shard I/N] [--exports FOLDER]
@@ -108,9 +108,10 @@ class Ways:
 
 
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A sample's times in all ways, in this process. Raises what the sample raises in eager mode."""
+    """A sample's times in all ways, in this process. Raises what it raises in eager mode."""
     import torch
 
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # as ONNX Runtime runs here
     sample = graphnet.load(options.clone / "samples" / name, device=options.device)
     module = sample.with_weights()
     inputs = {each: array_of(sample.arguments[each].cpu()) for each in sample.inputs}
