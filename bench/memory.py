@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "harness")]
 
 import onnx  # noqa: E402
 import psutil  # noqa: E402
-from fuzz.graphs import random_model  # noqa: E402
+from fuzz.generated.model import random_model  # noqa: E402
 
 import taso_mirage  # noqa: E402
 from taso_mirage import __version__  # noqa: E402

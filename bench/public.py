@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(ROOT / "tests" / "harness")]
 
 import public_torch  # noqa: E402
-from fuzz.graphs import random_model  # noqa: E402
+from fuzz.generated.model import model_of  # noqa: E402
 from peers import peer_versions  # noqa: E402
 from public_judge import CASES, NOT_LOADED, RIGHT, Judged, Verdict  # noqa: E402
 from public_lines import NOT_JUDGED, Lines, counted, merged  # noqa: E402
@@ -71,20 +71,6 @@ class Given:
     sample: Path | None = None
 
 
-def generated(number: int) -> onnx.ModelProto:
-    """A random model, without inputs and nodes on which no output depends: several tools remove
-    such inputs, and one of the other models has one."""
-    model = onnx.load_from_string(random_model(number))
-    read = {each.name for each in model.graph.output}
-    for node in reversed([*model.graph.node]):
-        if read.isdisjoint(node.output):
-            model.graph.node.remove(node)
-        read |= {*node.input} if not read.isdisjoint(node.output) else set()
-    for each in [each for each in model.graph.input if each.name not in read]:
-        model.graph.input.remove(each)
-    return model
-
-
 def exported(sample: Path, file: Path, which: str) -> onnx.ModelProto | str:
     why = put(sample, file, which, EXPORT_SECONDS)
     return onnx.load(file) if why is None else why
@@ -105,7 +91,7 @@ def models(options: argparse.Namespace) -> Iterator[Given]:
             yield Given(f"{OF_REPORTS}:{name}", build)
     if GENERATED in options.corpus:
         for number in range(options.seed, options.seed + options.count):
-            yield Given(f"{GENERATED}:{number}", partial(generated, number))
+            yield Given(f"{GENERATED}:{number}", partial(model_of, number))
     if GRAPHNET in options.corpus:
         yield from of_graphnet(options, graphnet.spread(options.graphnet, options.parameters)[: options.count])
 
@@ -117,7 +103,7 @@ def named(options: argparse.Namespace) -> Iterator[Given]:
         if corpus == OF_REPORTS and rest in REPORTS:
             yield Given(name, REPORTS[rest])
         elif corpus == GENERATED and rest.isdecimal():
-            yield Given(name, partial(generated, int(rest)))
+            yield Given(name, partial(model_of, int(rest)))
         elif corpus == GRAPHNET and options.graphnet:
             yield from (each for each in of_graphnet(options, [rest.rpartition(":")[0]]) if each.name == name)
         else:
@@ -129,8 +115,10 @@ def named(options: argparse.Namespace) -> Iterator[Given]:
 
 def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
     source, target = place / "source.onnx", place / "result.onnx"
-    target.unlink(missing_ok=True)
-    onnx.save(judged.proto, source)
+    for each in place.glob(f"{target.name}*"):
+        each.unlink()
+    copy, outside = onnx.load_from_string(judged.proto.SerializeToString()), judged.proto.ByteSize() % 10 == 0
+    onnx.save(copy, source, save_as_external_data=outside, location=f"{source.name}.data", size_threshold=32)
     if (failed := tool.optimize(source, target)) is not None:
         return failed
     try:

@@ -31,7 +31,7 @@ NOT_LOADED, INTERFACE, WRONG, LARGER, RIGHT = "not loaded", "interface", "wrong"
 KINDS = (CRASHED, LATE, REFUSED, NOT_LOADED, WRONG, INTERFACE, LARGER, RIGHT)
 CASES, SIZE = 4, 4
 """The number of input sets on which outputs are compared, and the size of dims that are free."""
-GROWTH, SPARE = 1.5, 4096
+GROWTH, SPARE = 1.5, 1 << 16
 """A result is larger if it has more than so many times the original's bytes, and so many more."""
 
 

@@ -59,7 +59,7 @@ def isolated(
     for value, (leaf, arg) in zip(inputs, leaves.items(), strict=True):
         _declare_like(value, leaf if leaf.dtype != arg.dtype else arg)
         if value.type is None and arg in (values or {}):
-            value.type = _type_of((values or {})[arg])
+            value.type = _stated(arg.dtype) or _type_of((values or {})[arg])
     results = [ir.Value(name=n, type=_result(call.node.outputs[i], double)) for n, i in zip(names, used, strict=True)]
     header: ir.Model = model.header
     shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
@@ -142,13 +142,24 @@ def _declare_like(value: ir.Value, node: Node) -> None:
         declare(value, Tensor(node.dtype, None))
 
 
+def _stated(dtype: str) -> ir.TypeProtocol | None:
+    """The ONNX type that a dtype is the text of: `Sequence(Tensor(FLOAT))`; None for another
+    dtype."""
+    word, _, rest = dtype.removesuffix(")").partition("(")
+    if word == "Tensor":
+        return ir.TensorType(ir.DataType[rest]) if rest in {*ir.DataType.__members__} - {"UNDEFINED"} else None
+    make = {"Sequence": ir.SequenceType, "Optional": ir.OptionalType}.get(word)
+    inner = _stated(rest) if make else None
+    return make(inner) if make and inner else None
+
+
 def _type_of(value: Any) -> ir.TypeProtocol | None:
     """The ONNX type of a value that the runtime gave: an array or a sequence of them; None for an
-    empty sequence and for maps, which onnx-ir has no word for."""
+    empty sequence or optional, and for maps, which onnx-ir has no word for."""
     if isinstance(value, list):
         inner = _type_of(value[0]) if value else None
         return None if inner is None else ir.SequenceType(inner)
-    if isinstance(value, dict):
+    if value is None or isinstance(value, dict):
         return None
     array = np.asarray(value)
     return ir.TensorType(ir.DataType.STRING if array.dtype.kind in "OSU" else ir.DataType.from_numpy(array.dtype))

@@ -16,6 +16,8 @@ from taso_mirage.ir.terms import Tensor
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.typed_nodes import TypedOutput
 
+UNDEFINED = (None, ir.DataType.UNDEFINED)
+"""Dtypes of tensors of which inference knows only that they are tensors."""
 NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
 """Names that exporters give to unknown dims, such as "?"; two such dims need not be equal."""
 
@@ -43,8 +45,10 @@ class ValueTypes:
 
     def of(self, value: ir.Value) -> Tensor:
         """The declared type; a type that is no tensor type has its text as the dtype."""
+        if value.type is None or (isinstance(value.type, ir.TensorType) and value.type.dtype in UNDEFINED):
+            return Tensor("unknown", None)
         if not isinstance(value.type, ir.TensorType):
-            return Tensor("unknown" if value.type is None else str(value.type), None)
+            return Tensor(str(value.type), None)
         if value.shape is None:
             return Tensor(dtype_name(value.type.dtype), None)
         dims = tuple(self.dim(d) for d in value.shape)

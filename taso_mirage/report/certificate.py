@@ -148,15 +148,18 @@ class _Book:
         return self._numbers[node]
 
     def _is_there(self, node: Node) -> bool:
-        """Whether records can name a term: each node below it is like one of the model."""
+        """Whether records can name a term: each node and weight below it is like one of the model.
+        A result of a loop that the model does not use is not there."""
         below = topological([node], stop=self._numbers)
-        return all(n.op != "opaque" or _kind(n) in self._like for n in below)
+        return all(n.op not in ("opaque", "weight") or _kind(n) in self._like for n in below)
 
     def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed in advance, or an equality between
         terms."""
         if region.equations in ((FOLDING,), (HALVES,)):
             for old, new in region.pairs:
+                if not self._is_there(old):
+                    continue
                 kind = "halves" if region.equations == (HALVES,) else "computed" if new.op == "weight" else "folded"
                 self.records.append([kind, self.of(old)])
                 for node in topological([new]):
@@ -165,7 +168,7 @@ class _Book:
         leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
         if not all(map(self._is_there, cut)):
-            return  # a result of a loop that the model does not use
+            return
         instance = cut_free(region.olds, region.news, cut)
         index = self._equality(region.equations, instance)
         places = {leaf.attr("name"): self.of(node) for node, leaf in cut.items()}

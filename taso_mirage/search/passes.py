@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.ir.model import Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, variable, weight, with_args
@@ -132,13 +134,22 @@ class Context:
                 self._legal[node] = False
                 return False
             try:
-                op.to_onnx(node, self.opsets.get(op.domain, 1))
-                self._legal[node] = is_weight(node) or self.available(
-                    node
-                )  # weights are computed in advance by this package
+                call = op.to_onnx(node, self.opsets.get(op.domain, 1))
+                self._legal[node] = is_weight(node) or (  # weights are computed in advance by this package
+                    not _is_narrowed(node, call.attrs) and self.available(node)
+                )
             except (Unsupported, IllTyped):
                 self._legal[node] = False
         return self._legal[node]
+
+
+def _is_narrowed(node: Node, attrs: Mapping[str, Any]) -> bool:
+    """Whether ONNX would round an attribute of an operator in double precision: it stores numbers
+    in single precision."""
+    if not any(isinstance(each.type, Tensor) and each.type.dtype == "float64" for each in (node, *node.args)):
+        return False
+    with np.errstate(over="ignore"):
+        return any(isinstance(each, float) and float(np.float32(each)) != each for each in attrs.values())
 
 
 def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:

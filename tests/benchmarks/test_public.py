@@ -63,7 +63,7 @@ def fixed_batch(model: onnx.ModelProto) -> None:
 
 
 def padded(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros(4096, np.float32), "unused"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1 << 15, np.float32), "unused"))
     model.graph.node.append(helper.make_node("Identity", ["unused"], ["nobody"]))
 
 

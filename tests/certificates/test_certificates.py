@@ -110,6 +110,7 @@ QUICK = (
         "body If",
         "body Loop",
         "body Scan",
+        "body Scan, with a sum of weights that nothing reads",
         "body a branch inside of a loop",
     ),
     *("body two sequences that become one", "body a loop without a condition that nobody reads"),

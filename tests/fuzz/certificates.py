@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from certified_models import models
 from commandline import run
 from onnx import helper, numpy_helper
 
-from fuzz.graphs import random_model
+from fuzz.generated.model import random_model
+from fuzz.generated.running import feedable, feeds, near, session
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
@@ -72,72 +72,38 @@ def _certified(random: Random, folder: Path) -> Path:
 # ---------------------------------------------------------------- the comparison
 
 
-def _session(model: Model) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def _differences(original: Model, changed: Model, optimized: Model, loads: bool) -> Iterator[str]:
     """Differences of an accepted model from the accepted original, and from the file that the
     optimizer wrote, on numbers of all sizes; where the command has run it, it `loads`, too."""
     sessions: list[Any] = []
     try:
-        sessions += [_session(original)]
-        sessions += [_session(each) for each in (changed, optimized)]
+        sessions += [session(original)]
+        sessions += [session(each) for each in (changed, optimized)]
     except Exception as error:
         if sessions and loads:  # an invalid original has no results to compare
             yield f"an accepted model does not load: {error}"
         return
-    for feeds in _feeds(sessions[0]):
+    if not feedable(sessions[0]):
+        return
+    for fed in feeds(sessions[0]):
         found = []
         try:
-            found += [sessions[0].run(None, feeds)]
-            found += [session.run(None, feeds) for session in sessions[1:]]
+            found += [sessions[0].run(None, fed)]
+            found += [each.run(None, fed) for each in sessions[1:]]
         except Exception as error:
             if found and loads:
                 yield f"an accepted model does not run: {error}"
             return
         first, second, third = found
         for i, (a, b, c) in enumerate(zip(first, second, third, strict=True)):
-            if not _near(a, b):
+            if not near(a, b):
                 yield f"output {i} is off: {_said(a)} against {_said(b)}"
-            if not _near(b, c):
+            if not near(b, c):
                 yield f"output {i} is not what the optimizer's is: {_said(b)} against {_said(c)}"
-
-
-def _near(a: Any, b: Any) -> bool:
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_near, a, b))
-    a, b = np.asarray(a), np.asarray(b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.dtype.kind != "f":
-        return bool((a == b).all())
-    most = float(np.abs(a[np.isfinite(a)]).max(initial=0))
-    unit = 2e-2 if a.dtype == np.float16 else 1e-4
-    return bool(np.allclose(a, b, rtol=unit, atol=unit * most, equal_nan=True))
 
 
 def _said(array: Any) -> str:
     return str(np.asarray(array).reshape(-1)[:4])
-
-
-def _feeds(session: Any) -> Iterator[dict[str, Any]]:
-    """Inputs by name: normal ones, large ones, small whole numbers, with 7 among them."""
-    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
-    kinds |= {"tensor(int64)": np.int64, "tensor(bool)": np.bool_}
-    for how in range(3):
-        rng = np.random.default_rng(how)
-        found: dict[str, Any] = {}
-        for each in session.get_inputs():
-            shape = [d if isinstance(d, int) else 4 for d in each.shape]
-            array = rng.normal(size=shape) * (1, 30, 1)[how]
-            array = np.round(array * 7) if how == 2 else array
-            dtype = kinds[each.type]
-            found[each.name] = np.asarray(np.abs(array) if dtype in (np.int64, np.bool_) else array).astype(dtype)
-        yield found
 
 
 def _borders(original: Model, changed: Model) -> Iterator[str]:

@@ -218,6 +218,18 @@ BODIES = {
             >(n, xs)
         }
     """,
+    "Scan, with a sum of weights that nothing reads": """
+        g (float[2] s, float[3, 4] x) => (float[2] y) {
+            y, z = Scan<
+                num_scan_inputs = 1,
+                body = b (float[2] o, float[4] r) => (float[2] n, float[4] t)
+                    <float[4] w = {1.0, 2.0, 3.0, 4.5}> {
+                    a = Neg(o) \n c = Neg(a) \n n = Selu(c)
+                    m = ReduceMean<keepdims = 0>(w)
+                    t = Add(r, m) }
+            >(s, x)
+        }
+    """,
     "a branch inside of a loop": """
         g (float[4, 4] x, int64 k, bool c) => (float[4, 4] y) {
             y = Loop(k, c, x) <

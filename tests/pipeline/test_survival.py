@@ -1,4 +1,4 @@
-"""A rewrite that makes the runtime crash is left out, as if it were slow."""
+"""A rewrite after which the runtime crashes or refuses the model is left out, as if it was slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir
 import pytest
 from onnx import helper, numpy_helper
 
-from taso_mirage.errors import RuntimeCrashed
+from taso_mirage.errors import RunRefused, RuntimeCrashed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
 from taso_mirage.onnx_io import from_ir, serialize
@@ -41,13 +41,17 @@ def mergeable() -> Model:
     return from_ir(onnx_ir.from_proto(model))
 
 
-def crashing(patch: pytest.MonkeyPatch, where: Callable[[Model], bool]) -> None:
-    """Let the runtime crash on the models that `where` names."""
+CRASH = RuntimeCrashed("ONNX Runtime's process ended (SIGSEGV)")
+REFUSAL = RunRefused("ONNX Runtime cannot load the model: no kernel")
+
+
+def crashing(patch: pytest.MonkeyPatch, where: Callable[[Model], bool], error: TasoMirageError = CRASH) -> None:
+    """Let the runtime crash on the models that `where` names, or refuse them."""
     opened: Opened = runtime.open_in_child
 
     def faulty(model: Model, *args: Any, **options: Any) -> Any:
         if not options.get("source") and where(model):
-            raise RuntimeCrashed("ONNX Runtime's process ended (SIGSEGV)")
+            raise error
         return opened(model, *args, **options)
 
     patch.setattr(runtime, "open_in_child", faulty)
@@ -64,8 +68,9 @@ def test_without_a_crash_both_rewrites_apply() -> None:
     assert operators(optimize_model(mergeable(), QUICK).model) == ["Add"]
 
 
-def test_a_rewrite_that_crashes_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    crashing(monkeypatch, lambda model: operators(model).count("Add") < 2)
+@pytest.mark.parametrize("error", [CRASH, REFUSAL])
+def test_a_rewrite_that_crashes_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch, error: TasoMirageError) -> None:
+    crashing(monkeypatch, lambda model: operators(model).count("Add") < 2, error)
     result = optimize_model(mergeable(), QUICK)
     assert operators(result.model) == ["Add", "Add"]
     assert any("that rewrite is left out" in note for note in result.notes)
