@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from taso_mirage.measure.native import LONG_RUN
 from taso_mirage.measure.session import FEW
+from taso_mirage.pipeline.fuse.order import LEAST_REGIONS
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
 
 REFERENCE = 0.1
 """The largest share of the budget for the float64 references; the first has twice as much."""
-REGIONS, LEAST_REGIONS = 0.08, 2.0
-"""The share of the budget for the check of regions, and its least seconds."""
+REGIONS = 0.08
+"""The share of the budget for the check of regions; its least seconds are LEAST_REGIONS."""
 COMPARISON, SHORTEST = 0.15, 1.5
 """The share of the budget for one comparison of whole models, and its least seconds."""
 AFTER = 0.5

@@ -29,10 +29,11 @@ from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
-from taso_mirage.pipeline.fuse.ahead import KernelsAhead, compile_kernels, search_kernels
+from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
+from taso_mirage.pipeline.kernels_ahead import compile_ahead, search_kernels
 from taso_mirage.pipeline.levels import at_full_level
 from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.pipeline.oddities import warn
@@ -228,7 +229,7 @@ SEARCH = (
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics"), 4e-5),
     Stage("kernels ahead", search_kernels, ("problem", "candidates"), ("ahead",), 4e-5, (None,)),
     Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("fastest",)),
-    Stage("compile ahead", compile_kernels, ("ahead",)),
+    Stage("compile ahead", compile_ahead, ("ahead",)),
     Stage(
         "check",
         check_candidates,

@@ -61,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Graph]:
 def ahead(ready: Searchers) -> tuple[Any, KernelsAhead]:
     """A result without kernels, and the kernels of its model, begun."""
     result = replace(plain(), target=CUDA)
-    return result, begun._begun(result.model, "cuda", {}, GPU, ready, 100.0)
+    return result, begun.begin_kernels(result.model, "cuda", {}, GPU, ready, 100.0)
 
 
 def test_the_stage_takes_over_what_was_begun(compiled: list[Graph], monkeypatch: pytest.MonkeyPatch) -> None:

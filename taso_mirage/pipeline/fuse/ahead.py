@@ -8,11 +8,9 @@ this over if it gets that model.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from taso_mirage.devices.cuda.options import ROUNDED
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.lowering.backend import Backend
@@ -20,19 +18,11 @@ from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse.choices import KernelChoices
 from taso_mirage.pipeline.fuse.kinds import Kinds, find_kinds
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
-from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import ahead_of_kernels, kernels_first
-from taso_mirage.pipeline.stage import Job
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.regions.contained import ErrorReport, contained
-from taso_mirage.search.config import SEARCH
-from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.search import Budget
 from taso_mirage.system.workers import Workers
-
-WRITING = 2.0
-"""Seconds in which programs are written before the check: processes compile them meanwhile."""
 
 
 @dataclass(slots=True)
@@ -70,29 +60,7 @@ class KernelsAhead:
                 self.choices.begin(first.kind)
 
 
-def search_kernels(job: Job, problem: Problem, candidates: Sequence[ModelCandidate]) -> KernelsAhead | None:
-    """The searches for kernels of the model that is predicted to be the fastest, where kernels of a
-    GPU gain more than other searches, and its processes have started."""
-    config, backend = job.config, job.backend
-    mine = [each for each in candidates if each.target == config.target and each.steps]
-    if not (mine and kernels_first(job) and config.kernels == SEARCH and job.searchers is not None):
-        return None
-    made = backend.result() if backend is not None and backend.done() else None
-    if made is None:
-        return None
-    best = min(mine, key=lambda each: each.cost)
-    sizes, made = problem.workloads[0][0], made.rounding() if ROUNDED in config.target.options else made
-    return _begun(best.model, config.target.name, sizes, made, job.searchers, ahead_of_kernels(job))
-
-
-def compile_kernels(job: Job, ahead: KernelsAhead | None) -> tuple[()]:
-    """Begin to compile the kernels whose searches have ended."""
-    if ahead is not None:
-        ahead.compile(WRITING)
-    return ()
-
-
-def _begun(
+def begin_kernels(
     model: Model, target: str, sizes: SymbolSizes, backend: Backend, ready: Workers, seconds: float
 ) -> KernelsAhead:
     """The kinds of regions of a model, whose searches of so many seconds begin in `ready`

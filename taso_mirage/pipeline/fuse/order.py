@@ -12,7 +12,6 @@ from functools import partial
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, refused_parts, without_places
-from taso_mirage.pipeline.shares import LEAST_REGIONS
 from taso_mirage.regions.batches import EqualRegions
 from taso_mirage.search.search import Budget
 from taso_mirage.system.schedule import Schedule, ScheduledWork
@@ -31,6 +30,8 @@ the next kind. A kind whose share of all possible savings is smaller gets no mor
 also if it is the last one."""
 REACH = 0.2
 """The share of the time of a predicted kernel that tuning may save."""
+LEAST_REGIONS = 2.0
+"""The least seconds that are kept for the check of kernels on the inputs of their regions."""
 MADE, TRIED, PART_TRIED = "kernels", "kernels in the model", "some kernels in the model"
 
 
