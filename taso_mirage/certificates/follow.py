@@ -28,7 +28,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, top
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.content_terms import Opened, OpenedLoop, matching, opened
+from taso_mirage.onnx_io.content_terms import LoopWithoutState, Opened, OpenedLoop, matching, opened
 from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
@@ -94,6 +94,7 @@ class _Reader:
         self.terms: list[Node] = []
         self._numbers: dict[Node, int] = {}
         self._equal: list[tuple[Node, Node]] = []
+        self._without: list[LoopWithoutState] = []
         self._sides: dict[int, Instance] = {}
         self._add(term for _, term in self.outputs)
 
@@ -125,6 +126,7 @@ class _Reader:
             "folded": self._folded,
             "halves": self._halves,
             "values": self._values,
+            "closed": self._closed,
             "behind": self._behind,
         }
         if kind not in reads:
@@ -223,6 +225,17 @@ class _Reader:
         self._union(self._term(number), found[0])
         self._union(found[1], self._term(whole))
 
+    def _closed(self, number: int, state: int, values: int, before: int) -> None:
+        loop, _ = self._loop(number)
+        if type(state) is not int or not 0 <= state < len(loop.firsts):
+            raise CheckFailed(f"the loop has no state {state!r}")
+        made = loop.without_state(state, self._term(values), self._term(before))
+        if made is None:
+            raise CheckFailed(f"values of the state {state} that are others in each step, or of another type")
+        self._without.append(made)
+        self.loops.update(made.places())
+        self._add(made.terms)
+
     # ------------------------------------------------------------ weights
 
     def _weight(self, array: Array) -> Node:
@@ -272,10 +285,27 @@ class _Reader:
         for old, new in (*self._equal, *renamed, *defined, *alike):
             classes.union(old, new)
         classes.close()
+        self._follow_states(classes)
         self.found.terms = len(self.terms)
         for (name, old), new in zip(self.outputs, there, strict=True):
             if classes.find(old) is not classes.find(new):
                 raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
+
+    def _follow_states(self, classes: EqualTerms) -> None:
+        """The equalities of loops without a state, where those hold on which they rest."""
+        waiting = self._without
+        while waiting:
+            left = []
+            for each in waiting:
+                if all(classes.find(a) is classes.find(b) for a, b in each.conditions):
+                    for old, new in each.results:
+                        classes.union(old, new)
+                else:
+                    left.append(each)
+            if len(left) == len(waiting):
+                return
+            waiting = left
+            classes.close()
 
     def _opened(self, optimized: Model) -> Opened:
         """The optimized model's terms; every node of it that draws is one of the original's."""

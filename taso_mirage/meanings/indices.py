@@ -25,7 +25,8 @@ class Indices:
     `steps` counts its work; `budget` bounds it. `volumes` are the numbers of elements that tensors
     of the proof have, as powers by size. `second`: whether this is a second attempt, in which sums
     are split where a kernel extends beyond the data, and positions in repeated data are divided.
-    `more`: whether a second attempt could find more.
+    `more`: whether a second attempt could find more. `third` and `running` are the same for an
+    attempt in which terms are split off running sums.
     """
 
     def __init__(self, budget: int = 200_000) -> None:
@@ -34,6 +35,7 @@ class Indices:
         self.volumes: list[Any] = []
         self.steps, self.budget = 0, budget
         self.second = self.more = False
+        self.third = self.running = False
         self.context: Any = None
         self._nonnegative: dict[Dim, bool] = {}
         self._known: dict[tuple[Any, Dim], bool] = {}

@@ -4,16 +4,20 @@ without a definition in ONNX Runtime."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import learn
+from taso_mirage.ir.dims import dim_product, learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_computed, is_float, numpy_dtype, topological
-from taso_mirage.meanings.reals import EXACT
+from taso_mirage.ir.mugraph import Lowering, usual_size
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, Type, is_computed, is_float, numpy_dtype, topological
+from taso_mirage.meanings.base import Meaning
+from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.resolutions import resolutions
@@ -21,7 +25,8 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
 from taso_mirage.onnx_io.in_double import ends_by_numbers
-from taso_mirage.operators.interpret import interpret, unfolded
+from taso_mirage.onnx_io.loops import with_scans
+from taso_mirage.operators.interpret import interpret, interpret_term, unfolded
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
 from taso_mirage.system.spending import Purpose, spent
@@ -29,6 +34,8 @@ from taso_mirage.system.spending import Purpose, spent
 SINGLE = float(np.finfo(np.float32).eps)
 """The rounding unit of single precision, in which the runtime also computes functions of half
 precision."""
+WORK = 2.0**28
+"""The largest number of elements that the steps of loops may compute where each is rounded."""
 TOLD = frozenset(("to", "dtype", "output_dtype", "stash_type"))
 """Attributes that name a dtype of a result."""
 
@@ -54,6 +61,7 @@ class FloatReference:
         self.runner = OpaqueRunner(model)
         self.decisions = Decisions(model)
         self.rng = None if seed is None else np.random.default_rng(seed)
+        self.meaning: Meaning[Any] = EXACT
 
     @spent(Purpose.REFERENCES)
     def __call__(self, inputs: Arrays, step: Callable[[], None] = lambda: None) -> list[Any]:
@@ -64,7 +72,7 @@ class FloatReference:
         env, sizes = self._leaves(inputs)
         env |= self._constants()
         env |= self._decided(inputs, sizes)
-        values = interpret(self.outputs, EXACT, env, self._opaque, sizes, after, self._weight)
+        values = interpret(self.outputs, self.meaning, env, self._opaque, sizes, after, self._weight)
         return [values[o] for o in self.outputs]
 
     def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
@@ -122,14 +130,17 @@ class RoughReference(FloatReference):
     """The original in float64, in which every result of an operator, and every weight, is off by a
     part of a rounding (Monte Carlo arithmetic, Parker 1997).
 
-    Operators that others define are computed step by step. A rounding is one of the dtype at the
-    result's size, or at the operator's `resolution`, if it states one.
+    Operators that others define are computed step by step, and so are loops, if that is not too
+    much work. A rounding is one of the dtype at the result's size, or at the operator's
+    `resolution`, if it states one.
     """
 
     def __init__(self, model: Model, seed: int, part: float) -> None:
         self.part = part
-        super().__init__(model, seed)
-        self.outputs = unfolded(model.graph.outputs)
+        opened = with_scans(model)
+        super().__init__(opened if _work_of_loops(opened) <= WORK else model, seed)
+        self.outputs = unfolded(self.model.graph.outputs)
+        self.meaning = _RoughSteps(self._result)
 
     def _input(self, node: Node, value: Any) -> Any:
         return value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value))
@@ -158,14 +169,60 @@ class RoughReference(FloatReference):
         if not _is_rounded(value, type):
             return value
         assert self.rng is not None
-        eps = float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps)
-        off = np.where(np.isfinite(value), np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution), 0.0)
-        return value + self.part * off * self.rng.choice((-1.0, 1.0), value.shape)
+        eps = _epsilon(type.dtype)
+        off = np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution)
+        off = np.where(np.isfinite(value), off, 0.0)
+        return value + self.part * np.where(self.rng.random(value.shape) < 0.5, -off, off)
+
+
+@cache
+def _epsilon(dtype: str) -> float:
+    return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
 
 
 def _is_rounded(value: Any, type: Any) -> bool:
     """Whether a value is an array of floats that other roundings may move."""
     return isinstance(value, np.ndarray) and isinstance(type, Tensor) and is_computed(type.dtype)
+
+
+def _rough_steps(xp: _RoughSteps, *operands: Any, body: Graph, states: int, sequences: int, **attrs: Any) -> Any:
+    """The results of a loop."""
+    carried, end = list(operands[:states]), states + sequences
+    order = range(len(operands[states]))
+    kept: list[list[Any]] = []
+    outputs = unfolded(body.outputs)
+    inner = [n for n in topological(outputs) if n not in body.inputs]
+    for t in reversed(order) if attrs["backward"] else order:
+        given = (*carried, *(x[t] for x in operands[states:end]), *operands[end:])
+        values, sizes = {ABSENT: None, **dict(zip(body.inputs, given, strict=True))}, dict[str, int]()
+        for leaf, value in zip(body.inputs, given, strict=True):
+            learn(leaf.shape, value.shape, sizes)
+        for node in inner:
+            values[node] = xp.after(node, interpret_term(node, xp, [values[a] for a in node.args], sizes))
+        carried = [values[o] for o in outputs[:states]]
+        kept.append([values[o] for o in outputs[states:]])
+    found = (*carried, *(np.stack(each[::-1] if attrs["backward"] else each) for each in zip(*kept, strict=True)))
+    return found[0] if len(found) == 1 else found
+
+
+class _RoughSteps(Reals):
+    """Float64, where the results of operators in the steps of a loop are changed by a function."""
+
+    own = MappingProxyType({**Reals.own, "Scan": _rough_steps})
+
+    def __init__(self, after: Callable[[Node, Any], Any]) -> None:
+        super().__init__(exact=True)
+        self.after = after
+
+
+def _work_of_loops(model: Model) -> float:
+    """The number of elements that all steps of the loops compute."""
+    total = 0.0
+    for node in model.nodes():
+        if traits(node).lowering is Lowering.STEPS:
+            step = sum(usual_size(dim_product(n.shape)) for n in node.attr("body") if isinstance(n.type, Tensor))
+            total += usual_size(node.args[node.attr("states")].shape[0]) * step
+    return total
 
 
 class OpaqueRunner:

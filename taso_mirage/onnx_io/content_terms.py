@@ -46,6 +46,8 @@ from taso_mirage.onnx_io.loops import (
     state_leaves,
     step_at,
     step_leaves,
+    value_after,
+    values_before,
 )
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.interpret import definition
@@ -74,7 +76,8 @@ class OpenedLoop:
     """A loop: its states before the first step, variables for them, the outputs of one step as
     terms over these, the elements of the sequences at a variable place and the other operands, the
     steps in words, the types of the results, the results of loops beside it, whose variables have
-    the same names but are others, and the number of steps."""
+    the same names but are others, the number of steps, and whether the last element is the first
+    step's."""
 
     firsts: Sequence[Node]
     leaves: Sequence[Node]
@@ -83,6 +86,7 @@ class OpenedLoop:
     types: Sequence[Type]
     closed: ResultsOfLoops
     count: Dim
+    backward: int
 
     def result(self, index: int, numbers: Sequence[int] | None = None) -> Node:
         """A result as a node of the states on which it depends: their first values, their new
@@ -144,11 +148,67 @@ class OpenedLoop:
         one, two = (self._node("the values", (each,), 1, whole.type) for each in (value, element))
         return one, two
 
+    def without_state(self, state: int, values: Node, before: Node) -> LoopWithoutState | None:
+        """The loop that reads elements of `before` in the place of a state, whose new values in all
+        steps are `values`. None where these are others in each step.
+
+        By induction over the steps, the state is the element of `before` in each of them: in the
+        first one, and after a step whose new value is the element of `values`.
+        """
+        step, first = step_at(self.closed.depth), self.firsts[state]
+        outside = topological([values, before], stop=self.closed)
+        type = Tensor(first.dtype, (self.count, *first.shape))
+        if not {*self.leaves, step}.isdisjoint(outside) or {values.type, before.type} != {type}:
+            return None
+        firsts = [*self.firsts[:state], *self.firsts[state + 1 :]]
+        leaves, element = state_leaves(firsts, self.closed.depth), get("gather").term(before, step, axis=0)
+        names = dict(
+            zip([*self.leaves[:state], *self.leaves[state + 1 :], self.leaves[state]], [*leaves, element], strict=True)
+        )
+        outputs = substitute(self.outputs, names, topological(self.outputs, stop=self.closed))
+        new = outputs[state]
+        if any(map(_draws, topological([new], stop=self.closed))):
+            return None
+        conditions = (
+            (values_before(first, values, self.backward), before),
+            (new, get("gather").term(values, step, axis=0)),
+        )
+        kept = [i for i in range(len(outputs)) if i != state]
+        types, outputs = [self.types[i] for i in kept], tuple(outputs[i] for i in kept)
+        made = replace(self, firsts=firsts, leaves=leaves, outputs=outputs, types=types)
+        return LoopWithoutState(
+            made,
+            conditions,
+            (
+                (self.result(state), value_after(first, values, self.backward)),
+                *((self.result(i), made.result(at)) for at, i in enumerate(kept)),
+            ),
+        )
+
     def renumbered(self, index: int, most: int) -> Iterator[Node]:
         """A result with all other numbers of its states below `most`: other names of the same
         variables."""
         needed = self._needed(index)
         yield from (self.result(index, each) for each in permutations(range(most), len(needed)))
+
+
+@dataclass(frozen=True, slots=True)
+class LoopWithoutState:
+    """A loop with a state less, the equalities on which that rests, and those that follow: of each
+    result of the other loop, of which the state is the first, with its term here."""
+
+    loop: OpenedLoop
+    conditions: tuple[tuple[Node, Node], ...]
+    results: tuple[tuple[Node, Node], ...]
+
+    @property
+    def terms(self) -> list[Node]:
+        """All terms of the equalities, in their order."""
+        return [each for pair in (*self.conditions, *self.results) for each in pair]
+
+    def places(self) -> Iterator[tuple[Node, tuple[OpenedLoop, int]]]:
+        """The results of the loop, with their places."""
+        yield from ((new, (self.loop, i)) for i, (_, new) in enumerate(self.results[1:]))
 
 
 @dataclass(slots=True)
@@ -257,7 +317,7 @@ class Opened:
         types = term.type if isinstance(term.type, tuple) else (term.tensor,)
         depth, steps = len(self.path) + 1, f"{count} steps{' from the last one' * backward}"
         leaves = state_leaves(firsts, depth)
-        made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth), count)
+        made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth), count, backward)
         if not isinstance(term.type, tuple):
             return self._result(made, 0)
         content = NodeContent("a loop", made.steps, (("body", len(outputs)),))

@@ -87,6 +87,28 @@ def step_leaves(loop: Node, args: Sequence[Node], depth: int = 0) -> tuple[Node,
     return step, (*state_leaves(args[:states], depth), *elements, *args[end:])
 
 
+def values_before(first: Node, values: Node, backward: int) -> Node:
+    """The values of a state before each step, by its value before the first step and its new values
+    in all steps."""
+    count, start = values.shape[0], int(bool(backward))
+    return _steps_of(_all_values(first, values, backward), start, start + count)
+
+
+def value_after(first: Node, values: Node, backward: int) -> Node:
+    """The value of a state after the last step, also where there is no step."""
+    last = 0 if backward else values.shape[0]
+    return term("squeeze", _steps_of(_all_values(first, values, backward), last, last + 1), axes=(0,))
+
+
+def _all_values(first: Node, values: Node, backward: int) -> Node:
+    parts = (term("unsqueeze", first, axes=(0,)), values)
+    return term("concat", *(reversed(parts) if backward else parts), axis=0)
+
+
+def _steps_of(whole: Node, start: Dim, end: Dim) -> Node:
+    return term("slice", whole, starts=(start,), ends=(end,), axes=(0,), steps=(1,))
+
+
 @dataclass(frozen=True, slots=True)
 class CountedLoop:
     """A Scan along first axes, or a Loop of a known number of steps that no condition ends: its

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
@@ -20,24 +20,24 @@ from taso_mirage.search.loops.behind import LighterLoop, results_of, without_out
 from taso_mirage.search.loops.hoisting import hoisted_loop
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.loops.layers import layer_of
-from taso_mirage.search.steps import BODIES, BehindLoop, RewriteStep
+from taso_mirage.search.loops.states import without_states
+from taso_mirage.search.loops.taps import with_convolutions
+from taso_mirage.search.steps import BODIES, RewriteStep
 
 HOISTED = "terms that its states do not change are computed for all steps at once"
 BEHIND = "terms that its states do not read are computed for all steps at once, behind it"
+CLOSED = "the values of its states in all steps are terms of its sequences"
 TimeOf = Callable[[Model], float]
 """The time of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewritten:
-    """A loop in another form: the term whose origin the loop is, the terms of its results, the
-    equalities behind them, and a line about it."""
+    """A loop in another form, whose term, if there is one, has the loop as its origin, and a line
+    about it."""
 
-    term: Node
-    results: tuple[Node, ...]
-    obligations: tuple[RewriteStep, ...]
+    form: LighterLoop
     said: str
-    behind: tuple[BehindLoop, ...] = ()
 
 
 def rewrite_loops(
@@ -53,19 +53,22 @@ def rewrite_loops(
         if found is None:
             continue
         olds = results_of(node)
-        forms = [*_forms(found, problem, job.config.portable, node in given)]
+        used = {i for i, old in enumerate(olds) if old in given}
+        forms = [*_forms(found, problem, job.config.portable, used)]
         weights = {**problem.weights, **found.weights} if forms else problem.weights
         models = [
-            model.with_graph(substitute(outputs, dict(zip(olds, f.results, strict=True))), weights) for f in forms
+            model.with_graph(substitute(outputs, dict(zip(olds, f.form.results, strict=True))), weights) for f in forms
         ]
-        made = _fastest(forms, models, seconds)
-        if made is None:
+        chosen = _fastest(forms, models, seconds)
+        if chosen is None:
             continue
+        made = chosen.form
         problem.weights.update(found.weights)
         outputs = substitute(outputs, dict(zip(olds, made.results, strict=True)))
-        origins |= {made.term: origins[node]} if node in origins else {}
-        steps.append(RewriteStep((BODIES,), olds, made.results, obligations=made.obligations, behind=made.behind))
-        job.remarks.append(f"{label_of(model, node)}: {made.said}")
+        origins |= {made.term: origins[node]} if made.term is not None and node in origins else {}
+        parts = {"obligations": made.obligations, "behind": made.behind, "closed": made.closed}
+        steps.append(RewriteStep((BODIES,), olds, made.results, **parts))  # type: ignore[arg-type]
+        job.remarks.append(f"{label_of(model, node)}: {chosen.said}")
     if not steps:
         return model, steps
     return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
@@ -117,32 +120,41 @@ def _moves_that_cancel(outputs: Sequence[Node], proofs: Proofs) -> dict[Node, No
     return found
 
 
-def _forms(found: ReadLoop, problem: Problem, portable: bool, original: bool) -> Iterator[_Rewritten]:
-    """The operator of a loop, or of the loop with less inside, and that loop. Results are computed
-    behind loops of the original only, because a certificate knows these by their results."""
-    later = without_outputs(found.term, problem.proofs) if original else None
-    later = later or LighterLoop(found.term, results_of(found.term), (), ())
-    loop = later.term
+def _forms(found: ReadLoop, problem: Problem, portable: bool, used: Collection[int]) -> Iterator[_Rewritten]:
+    """The forms of a loop: without states whose values are known, as an operator, and with less
+    inside. `used`: the results that the model reads, of a loop of the original; results are
+    computed behind these only, because a certificate knows them by their results."""
+    start = LighterLoop(found.term, results_of(found.term), (), ())
+    closed = without_states(found.term, problem.proofs, used) if used else None
+    if closed is not None:
+        rest = () if closed.term is None else (*_with_less(closed, closed.term, problem, portable, True),)
+        for made in rest or (_Rewritten(closed, CLOSED),):
+            convolved = with_convolutions(made.form, problem.proofs)
+            yield from () if convolved is None else (_Rewritten(convolved, made.said),)
+            yield made
+    yield from _with_less(start, found.term, problem, portable, bool(used))
+
+
+def _with_less(start: LighterLoop, loop: Node, problem: Problem, portable: bool, known: bool) -> Iterator[_Rewritten]:
+    """The operator of a loop, or of the loop with less inside, and that loop. `known`: a
+    certificate knows it by its results."""
+    later = without_outputs(loop, problem.proofs) if known else None
+    start = start if later is None else start.then(later)
+    loop = loop if later is None or later.term is None else later.term
     lighter, layer = hoisted_loop(loop, problem.proofs), layer_of(loop, problem.proofs)
-    before = later.obligations
+    before: tuple[RewriteStep, ...] = ()
     if layer is None and lighter is not None:
-        layer, before = layer_of(lighter.term, problem.proofs), (*before, *lighter.obligations)
+        layer, before = layer_of(lighter.term, problem.proofs), lighter.obligations
     if layer is not None and _is_there(layer.operator, problem, portable):
         said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
-        yield _over(later, layer.operator, layer.results, (*before, *layer.obligations), said)
+        made = LighterLoop(layer.operator, layer.results, (*before, *layer.obligations), ())
+        yield _Rewritten(start.then(made), said)
+    said = f"{CLOSED}; {HOISTED}" if start.closed else HOISTED
     if lighter is not None:
-        steps = (*later.obligations, *lighter.obligations)
-        yield _over(later, lighter.term, results_of(lighter.term), steps, HOISTED)
-    elif later.behind:
-        yield _over(later, loop, results_of(loop), later.obligations, BEHIND)
-
-
-def _over(
-    later: LighterLoop, new: Node, results: Sequence[Node], steps: tuple[RewriteStep, ...], said: str
-) -> _Rewritten:
-    """The form of a loop whose results are over those of another one."""
-    made = substitute(later.results, dict(zip(results_of(later.term), results, strict=True)))
-    return _Rewritten(new, made, steps, said, later.behind)
+        made = LighterLoop(lighter.term, results_of(lighter.term), lighter.obligations, ())
+        yield _Rewritten(start.then(made), said)
+    elif start.behind:
+        yield _Rewritten(start, BEHIND)
 
 
 def _is_there(operator: Node, problem: Problem, portable: bool) -> bool:

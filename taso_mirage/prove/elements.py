@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product as combinations
-from math import isfinite
+from math import inf, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,16 @@ class Element:
 class Elements(Meaning[Element]):
     """The meaning `elements`, one instance per proof.
 
-    `unroll`: folds over fixed ranges are expanded (the bounded proof).
+    `unroll`: the largest number of points of a fixed range over which a fold is expanded. `fewest`:
+    the least number of such points of a fold with cases.
     """
 
-    def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
+    def __init__(self, budget: int = 200_000, unroll: int = 0) -> None:
         self.indices = Indices(budget)
         self.algebra = Scalars(self.indices)
         self._where = partial(cases_where, self.indices)
         self.unroll = unroll
+        self.fewest = inf
         self.partial = False
         """Whether something was mapped that has no value at some operands."""
 
@@ -267,7 +269,8 @@ class Elements(Meaning[Element]):
         place: dict[str, Dim],
         inner: Callable[[dict[str, Dim]], Cases],
     ) -> Cases:
-        if self.unroll and all(isinstance(extents[b], int) for b in bound):
+        fixed = prod([n if isinstance(n := extents[b], int) else inf for b in bound])
+        if fixed <= self.unroll:
             points = list(combinations(*[range(int(extents[b])) for b in bound]))
             self.indices.step(len(points))
             every = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
@@ -279,6 +282,7 @@ class Elements(Meaning[Element]):
         fresh = {b: self.indices.fresh(extents[b]) for b in bound}
         cases = inner({**place, **fresh})
         mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
+        self.fewest = min(self.fewest, fixed) if any(c for c, _ in cases) else self.fewest
         return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
 
     def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:
@@ -357,10 +361,7 @@ class Elements(Meaning[Element]):
         return Element(SHAPES.concat([x.type for x in xs], axis), read)
 
     def _case(self, condition: Dim, yes: Poly, no: Poly) -> Cases:
-        return (
-            *self._where([condition], lambda: (((), yes),)),
-            *self._where([-condition - 1], lambda: (((), no),)),
-        )
+        return *self._where([condition], lambda: (((), yes),)), *self._where([-condition - 1], lambda: (((), no),))
 
     def slice(self, a: Element, axis: int, start: Dim, stop: Dim, step: int = 1) -> Element:
         def read(index: _Index) -> Cases:

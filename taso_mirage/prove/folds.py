@@ -16,6 +16,8 @@ from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 WITNESSES = 200
 """The largest number of points of a concrete range that are tested to show that a window is not
 empty."""
+TERMS = 4
+"""The largest number of terms that are split off a running sum."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
@@ -54,7 +56,8 @@ def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomi
         conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
         return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
     joined = _joined(algebra, bound, tidied, monomial) or _divided(algebra, bound, tidied, monomial)
-    joined = joined or _without_border(algebra, bound, tidied, monomial)
+    for rule in (_without_border, _without_last):
+        joined = joined or rule(algebra, bound, tidied, monomial)
     if joined is not None:
         return joined
     outside, inside = _split(algebra, set(bound), monomial)
@@ -289,6 +292,32 @@ def _without_border(algebra: ScalarAlgebra, bound: list[str], conditions: list[D
                 at = algebra.bind_monomial(monomial, {name: value})
                 border = fold(algebra, "sum", [n for n in bound if n != name], under, at)
                 return _sum(algebra, list(bound), rest, monomial) - border
+    return None
+
+
+def _without_last(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly | None:
+    """Split the last terms off a running sum: up to i + 1 it is the sum up to i and one term more,
+    and up to i - 1 one term less."""
+    indices = algebra.indices
+    for name, e in product(bound, conditions):
+        slope, rest = linear(e, name) or (0, 0)
+        free = index_names(rest) & indices.extents.keys()
+        more = dict(rest.terms).get((), 0) if isinstance(rest, Symbolic) and free else 0
+        if slope not in (1, -1) or not 0 < abs(more) <= TERMS:
+            continue
+        if not free.isdisjoint(bound) or not free.isdisjoint(names_in(monomial)):
+            continue
+        if not indices.third:
+            indices.running = True
+            return None
+        sign = 1 if more > 0 else -1
+        other = e - sign
+        value = ((other if sign < 0 else e) - symbol(name) * slope) * -slope  # the place of the other term
+        others = [c for c in conditions if c is not e]
+        under = [indices.bind(c, {name: value}) for c in others] + [value, indices.extents[name] - 1 - value]
+        at = algebra.bind_monomial(monomial, {name: value})
+        part = fold(algebra, "sum", [n for n in bound if n != name], tuple(under), at)
+        return _sum(algebra, list(bound), [*others, other], monomial) + part.scaled(sign)
     return None
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +28,9 @@ ELSEWHERE = "one side has a value where the other has none"
 BUDGET = 100_000
 """Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of
 folds."""
+EXPANDED = 16
+"""The largest number of points of a fixed range over which a fold with cases is expanded, where
+there is no other proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,27 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
     Both sides have a value at the same operands: a term that divides by zero, or takes the root of
     a negative number, has none, and there nothing is claimed.
     """
-    xp = Elements(budget)
-    found = _proved(xp, lhs, rhs)
-    if isinstance(found, Proved) or not xp.indices.more:
-        return found
-    xp = Elements(budget)
-    xp.indices.second = True
-    return _proved(xp, lhs, rhs)
+    first = Elements(budget)
+    found = _proved(first, lhs, rhs)
+    for xp in _further_attempts(first, budget):
+        if isinstance(found, Proved):
+            break
+        found = _proved(xp, lhs, rhs)
+    return found
+
+
+def _further_attempts(first: Elements, budget: int) -> Iterator[Elements]:
+    """Other normal forms of sums, for what the first attempt met."""
+    if first.indices.more:
+        xp = Elements(budget)
+        xp.indices.second = True
+        yield xp
+    if first.indices.running:
+        xp = Elements(budget)
+        xp.indices.third = True
+        yield xp
+    if first.fewest <= EXPANDED:
+        yield Elements(budget, unroll=EXPANDED)
 
 
 def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | Failure:

@@ -27,7 +27,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.passes import Context, pass_order, simplify
-from taso_mirage.search.steps import FOLDING, BehindLoop, BodySteps, RewriteStep
+from taso_mirage.search.steps import FOLDING, BehindLoop, BodySteps, ClosedState, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
@@ -96,6 +96,8 @@ class _Book:
         for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
+            for state in step.closed:
+                self._closed(view, state)
             for part in step.behind:
                 self._values(view, part)
             for each in (*step.obligations, *(step.details or (step,))):
@@ -104,6 +106,16 @@ class _Book:
 
             for part in step.behind:
                 self._behind(view, part)
+
+    def _closed(self, view: Opened, part: ClosedState) -> None:
+        """The record of a state whose values in all steps are known."""
+        result, values, before = view([part.result, part.values, part.before])
+        made = view.results[result][0].without_state(part.state, values, before)
+        if made is not None:
+            self.records.append(["closed", self.of(result), part.state, self.of(values), self.of(before)])
+            view.results.update(made.places())
+            for node in topological(made.terms):
+                self._number(node)
 
     def _values(self, view: Opened, part: BehindLoop) -> None:
         """Records of the new values of states in all steps."""

@@ -28,7 +28,8 @@ class RewriteStep:
     already rewritten. `details`: the steps of one equation each that this one is made of, where
     they are known. `inside`: the changes of the bodies of the node that was replaced.
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
-    `behind`: the results of loops that are computed behind them.
+    `closed`: the states of loops whose values in all steps are known terms. `behind`: the results
+    of loops that are computed behind them.
     `over`: the terms for all values of which the equality holds, where they are known.
     """
 
@@ -39,12 +40,24 @@ class RewriteStep:
     details: tuple[RewriteStep, ...] = ()
     inside: tuple[BodySteps, ...] = field(default=(), compare=False, repr=False)
     obligations: tuple[RewriteStep, ...] = field(default=(), compare=False, repr=False)
+    closed: tuple[ClosedState, ...] = field(default=(), compare=False, repr=False)
     behind: tuple[BehindLoop, ...] = field(default=(), compare=False, repr=False)
     over: frozenset[Node] | None = field(default=None, compare=False, repr=False)
 
     @property
     def table(self) -> dict[Node, Node]:
         return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedState:
+    """A state of the loop with this result, and the terms that are its values after each step, and
+    before it. Later ones of a step may be of the loop without this state."""
+
+    result: Node
+    state: int
+    values: Node
+    before: Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from bodies import parse
 from loop_models import recurrent
 
 from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure import reference
+from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.files import from_memory
@@ -50,6 +51,35 @@ def test_a_condition_on_numbers_is_decided_as_in_the_runtime() -> None:
     (_, y), (_, exact) = Session(serialize(model)).run(INPUTS), FloatReference(model)(INPUTS)
     assert y.shape == exact.shape
     np.testing.assert_array_equal(y, exact)
+
+
+ADDED = """
+    g (float[1] s0, float[400, 1] X) => (float[1] s, float[400, 1] Y) {
+        s, Y = Scan<num_scan_inputs = 1{more}, body = step (float[1] a, float[1] x) => (float[1] n, float[1] y) {
+            n = Add(a, x) \n y = Identity(n) }>(s0, X)
+    }
+"""
+
+
+@pytest.mark.parametrize("more", ["", ", scan_input_directions = [1], scan_output_directions = [1]"])
+def test_each_step_of_a_loop_is_rounded(more: str) -> None:
+    """Roundings of 400 steps are about 20 times that of the result."""
+    model = read(ADDED.replace("{more}", more))
+    inputs = {"s0": np.full(1, 1000, np.float32), "X": np.linspace(0, 1e-3, 400, dtype=np.float32)[:, None]}
+    (last, every), exact = RoughReference(model, 0, 1.0)(inputs), FloatReference(model)(inputs)
+    rounding = 1000 * float(np.finfo(np.float32).eps)
+    assert 5 < abs(every - exact[1]).max() / rounding < 100
+    assert abs(last - exact[0]).max() < 100 * rounding
+    order = slice(None, None, -1 if more else 1)
+    assert abs(every - exact[1])[order][0] < 3 * rounding
+
+
+def test_a_loop_of_much_work_is_rounded_in_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "WORK", 100)
+    model = read(ADDED.replace("{more}", ""))
+    inputs = {"s0": np.full(1, 1000, np.float32), "X": np.zeros((400, 1), np.float32)}
+    every = RoughReference(model, 0, 1.0)(inputs)[1]
+    assert 0 < abs(every - 1000).max() < 3000 * float(np.finfo(np.float32).eps)
 
 
 def read(text: str) -> Model:

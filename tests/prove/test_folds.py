@@ -59,12 +59,13 @@ def factor(indices: Indices, a: Atom, at: Sizes) -> Fraction:
 
 
 class Drawn:
-    """A sum of products of reads, with the conditions of padded and of spread data."""
+    """A sum of products of reads, with the conditions of padded and of spread data, and of running
+    sums."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.indices = Indices(20_000)
-        self.indices.borders = rng.random() < 0.5
+        self.indices.second, self.indices.third = rng.random() < 0.5, rng.random() < 0.5
         self.algebra = Scalars(self.indices)
         free_sizes = rng.random() < 0.7
         self.sizes: list[Dim] = [parse_dim(d) for d in ("2", "3", "4", *("n", "m", "2*n", "n + 1") * free_sizes)]
@@ -77,6 +78,8 @@ class Drawn:
         for _ in range(rng.randint(0, 2)):
             self.body = self.algebra.mul(self.body, self._read())
         self.conditions += [self._affine() for _ in range(rng.choice((0, 0, 1, 2)))]
+        if free and rng.random() < 0.3:  # a running sum up to, or from, a place
+            self.conditions.append((rng.choice(bound) - rng.choice(free)) * rng.choice((1, -1)) + rng.randint(-3, 3))
         rng.shuffle(self.conditions)
         if rng.random() < 0.3:  # a factor that is a sum
             mine, self.conditions, self.every = self.conditions, [], [*self.every, inside]
@@ -174,7 +177,61 @@ def from_the_end(of: Node) -> Node:
     return summed(t("mul", y, summed(last, 0)), 0, 1)
 
 
+def rows_of(of: Node, start: int, more: int = 1) -> Node:
+    """All rows but so many."""
+    return t("slice", of, axes=(0,), starts=(start,), ends=(of.shape[0] - more + start,), steps=(1,))
+
+
+def running(of: Node, start: int = 0, reverse: int = 0, exclusive: int = 0) -> Node:
+    """Rows of a running sum but one."""
+    return rows_of(t("cumsum", of, axis=0, reverse=reverse, exclusive=exclusive), start)
+
+
+series, known = v("series", "n + 1", "3"), v("series", "4", "3")
+RUNNING = {
+    "the next sum": (t("add", running(series), rows_of(series, 1)), running(series, 1)),
+    "the next sum from the end": (t("add", running(series, 1, 1), rows_of(series, 0)), running(series, 0, 1)),
+    "a sum without the last": (t("sub", running(series, 1), rows_of(series, 1)), running(series)),
+    "sums without themselves": (t("add", running(series, exclusive=1), rows_of(series, 0)), running(series)),
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_running_sum_goes_on_by_a_term(name: str) -> None:
+    left, right = RUNNING[name]
+    assert isinstance(prove_symbolic((left,), (right,)), Proved)
+
+
+long = v("long", "7", "3")
+
+
+def tapped(*places: int) -> Node:
+    """A sum over parts of a sequence, each times a weight."""
+    parts = [t("unsqueeze", rows_of(long, i, 2), axes=(2,)) for i in places]
+    products = t("mul", t("concat", *parts, axis=2), v("taps", "3", "3"))
+    return t("unsqueeze", t("reduce_sum", products, axes=(2,), keepdims=0), axes=(0,))
+
+
+def convolved() -> Node:
+    data = t("unsqueeze", t("transpose", long, perm=(1, 0)), axes=(0,))
+    kernel = t("unsqueeze", v("taps", "3", "3"), axes=(1,))
+    made = t("conv", data, kernel, strides=(1,), pads=(0, 0), dilations=(1,), group=3)
+    return t("transpose", made, perm=(0, 2, 1))
+
+
+def test_a_sum_over_shifted_parts_is_a_convolution() -> None:
+    assert isinstance(prove_symbolic((tapped(0, 1, 2),), (convolved(),)), Proved)
+
+
 FALSE = {
+    "a sum that goes on by the term before": (t("add", running(known), rows_of(known, 0)), running(known, 1)),
+    "a sum that does not go on": (running(known), running(known, 1)),
+    "a sum that loses a term from the end": (t("add", running(known, 0, 1), rows_of(known, 0)), running(known, 1, 1)),
+    "a sum with itself twice": (t("add", running(known), rows_of(known, 0)), running(known)),
+    **{
+        f"parts {places} of a sequence in a convolution": (tapped(*places), convolved())
+        for places in ((2, 1, 0), (0, 2, 1), (0, 1, 1), (1, 1, 2))
+    },
     **{
         f"a lost sign {i}": (
             summed(t("mul", even(i), summed(odd(i), 1)), 0),

@@ -12,18 +12,31 @@ from taso_mirage.ir.terms import Graph, Node, substitute, topological, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.hoisting import whole_of
-from taso_mirage.search.steps import BehindLoop, RewriteStep
+from taso_mirage.search.steps import BehindLoop, ClosedState, RewriteStep
 
 
 @dataclass(frozen=True, slots=True)
 class LighterLoop:
-    """A loop with fewer results, the terms over it for the results of another loop, the equalities
-    of its steps, and the results that are computed behind it."""
+    """A loop with fewer results or states, or none, the terms over it for the results of another
+    loop, the equalities of its steps, the results that are computed behind it, and the states whose
+    values in all steps are known."""
 
-    term: Node
+    term: Node | None
     results: tuple[Node, ...]
     obligations: tuple[RewriteStep, ...]
     behind: tuple[BehindLoop, ...]
+    closed: tuple[ClosedState, ...] = ()
+
+    def then(self, other: LighterLoop, olds: Sequence[Node] | None = None) -> LighterLoop:
+        """This form, whose loop then has another form. `olds`: the results of the loop."""
+        known = olds if olds is not None else () if self.term is None else results_of(self.term)
+        return LighterLoop(
+            other.term,
+            substitute(self.results, dict(zip(known, other.results, strict=True))),
+            (*self.obligations, *other.obligations),
+            (*self.behind, *other.behind),
+            (*self.closed, *other.closed),
+        )
 
 
 def results_of(loop: Node) -> tuple[Node, ...]:
@@ -33,13 +46,14 @@ def results_of(loop: Node) -> tuple[Node, ...]:
     return tuple(term("item", loop, index=i) for i in range(len(loop.type)))
 
 
-def _of_a_step(loop: Node) -> tuple[Node, ...]:
+def of_a_step(loop: Node) -> tuple[Node, ...]:
     """The elements of sequences that a step reads, and its outputs besides the states."""
     body, states = loop.attr("body"), loop.attr("states")
     return (*body.inputs[states : states + loop.attr("sequences")], *body.outputs[states:])
 
 
-def _elements(terms: Iterable[Node]) -> int:
+def elements_of(terms: Iterable[Node]) -> int:
+    """The number of elements of all of some terms."""
     return sum(usual_size(dim_product(n.shape)) for n in terms)
 
 
@@ -53,7 +67,7 @@ def without_outputs(loop: Node, proofs: Proofs) -> LighterLoop | None:
     moved = {i: _read(o, news) for i, o in enumerate(others, states) if o not in news and not _reads(o, body, news)}
     moved = {i: read for i, read in moved.items() if read}
     used = list(dict.fromkeys(k for read in moved.values() for k in read))
-    if not used or _elements(news[k] for k in used) > _elements(_of_a_step(loop)):
+    if not used or elements_of(news[k] for k in used) > elements_of(of_a_step(loop)):
         return None
     kept = [i for i in range(states, len(body.outputs)) if i not in moved]
     step = Graph(body.inputs, (*news, *(body.outputs[i] for i in kept), *(news[k] for k in used)))
