@@ -76,7 +76,7 @@ def merged(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Line]]:
 
 def counted(lines: Sequence[Line], tools: Sequence[str]) -> list[dict[str, Any]]:
     """For each corpus (the word before the colon of a model's name) the numbers of models, and a
-    row for each tool."""
+    row for each tool that can be judged on one of them."""
     corpora: dict[str, list[Line]] = {}
     for line in lines:
         corpora.setdefault(line["model"].partition(":")[0], []).append(line)
@@ -85,10 +85,14 @@ def counted(lines: Sequence[Line], tools: Sequence[str]) -> list[dict[str, Any]]
             "corpus": corpus,
             "judged": len({line["model"] for line in some if line["tool"]}),
             NOT_JUDGED: dict(Counter(line["why"] for line in some if not line["tool"]).most_common()),
-            "rows": [_row(tool, found) for tool in tools if (found := [e for e in some if e["tool"] == tool])],
+            "rows": [_row(tool, found) for tool in tools if (found := _judged(some, tool))],
         }
         for corpus, some in corpora.items()
     ]
+
+
+def _judged(lines: Sequence[Line], tool: str) -> list[Line]:
+    return [line for line in lines if line["tool"] == tool and line["kind"] != NOT_JUDGED]
 
 
 def _row(tool: str, lines: Sequence[Line]) -> dict[str, Any]:

@@ -33,3 +33,14 @@ def findings(found: dict[str, Any]) -> list[str]:
                 why = each["why"].replace("|", "\\|")
                 lines.append(f"| {tool} | {kind} | `{each['model']}` | {why} |")
     return lines
+
+
+def kinds(found: dict[str, Any]) -> list[str]:
+    """The reports of each kind of finding, by tool."""
+    lines = ["| finding | tool | reports |", "|---|---|---|"]
+    rows = [row for corpus in found["corpora"] for row in corpus["rows"]]
+    for kind in KINDS:
+        for row in rows:
+            names = [each["model"].partition(":")[2] for each in row["findings"] if each["kind"] == kind]
+            lines += [f"| {kind} | {row['case']} | {', '.join(names)} |"] if names else []
+    return lines

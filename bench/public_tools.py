@@ -39,8 +39,12 @@ from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
 OURS, INDUCTOR = "ours", "inductor"
 STARTING = 60.0
 """Seconds that the first file of a process may take longer, which imports the tool."""
-LEVELS = {"onnxruntime basic": "ORT_ENABLE_BASIC", "onnxruntime extended": "ORT_ENABLE_EXTENDED"}
-"""The levels of ONNX Runtime whose result is an ordinary file."""
+LEVELS = {
+    "onnxruntime basic": "ORT_ENABLE_BASIC",
+    "onnxruntime extended": "ORT_ENABLE_EXTENDED",
+    "onnxruntime all": "ORT_ENABLE_ALL",
+}
+"""The levels of ONNX Runtime. The result of the highest one is for the machine that wrote it."""
 
 
 def of_runtime(level: str, source: str, target: str) -> None:

@@ -72,9 +72,9 @@ def answer(source: str, target: str) -> None:
     found = {}
     with torch.no_grad():
         for case in range(int(asked["cases"])):
-            given = dict(zip(asked["names"].tolist(), map(_tensor, arrays(asked, case)), strict=True))
+            given = dict(zip(asked["names"].tolist(), map(tensor_of, arrays(asked, case)), strict=True))
             outputs = in_double(called, given, seed, part) if kind == EXACT else called.run(**given)
-            found |= named(case, map(_array, outputs))
+            found |= named(case, map(array_of, outputs))
     np.savez(target, **found)
     torch._dynamo.reset()
 
@@ -110,14 +110,16 @@ def in_double(sample: Any, given: dict[str, Any], seed: int, part: float) -> lis
     return outputs
 
 
-def _array(tensor: Any) -> Any:
+def array_of(tensor: Any) -> Any:
+    """A torch tensor on this machine's cores as an array."""
     import torch
 
     there = tensor.contiguous()
     return there.view(torch.int16).numpy().view(HALF) if there.dtype == torch.bfloat16 else there.numpy()
 
 
-def _tensor(array: Any) -> Any:
+def tensor_of(array: Any) -> Any:
+    """An array as a torch tensor."""
     import torch
 
     return (

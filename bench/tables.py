@@ -32,7 +32,7 @@ from kernel_tables import (  # noqa: E402
 )
 from kernelbench_table import kernelbench  # noqa: E402
 from minute_table import curve, minute, quick, spent  # noqa: E402
-from public_table import findings, public  # noqa: E402
+from public_table import findings, kinds, public  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import exports, real, torchscript  # noqa: E402
 from recurrent_table import recurrent  # noqa: E402
@@ -359,6 +359,8 @@ TABLES = {
     "recurrent-cpu2": recurrent,
     "public-cpu2": public,
     "public-cpu2 findings": findings,
+    "public_reports-cpu2": public,
+    "public_reports-cpu2 kinds": kinds,
     "soak-cpu2-surfaces": soak,
     "soak-cpu2-models": soak,
     "soak-cpu2-accidents": soak,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,25 @@ class Sample:
         """The tensors among the outputs, which the order of the graph has."""
         return _tensors(self.module(**{**self.arguments, **inputs}))
 
+    def with_weights(self) -> Any:
+        """A module that has the weights, from the inputs, in order, to the list of tensors."""
+        torch = exporter.require("torch")
+        held = {name: each for name, each in self.arguments.items() if name not in self.inputs}
+
+        class Held(torch.nn.Module):  # type: ignore[misc, name-defined]
+            def __init__(this) -> None:
+                super().__init__()
+                this.graph = self.module
+                for name, each in held.items():
+                    if isinstance(each, torch.Tensor):
+                        this.register_buffer(name, each)
+
+            def forward(this, *inputs: Any) -> Any:
+                weights = {name: getattr(this, name) if name in this._buffers else held[name] for name in held}
+                return _tensors(this.graph(**weights, **dict(zip(self.inputs, inputs, strict=True))))
+
+        return Held().eval()
+
     def subject(self) -> Subject:
         """For the exporters; runs the graph once to count its outputs."""
         given = {name: self.arguments[name] for name in self.inputs}
@@ -123,15 +144,18 @@ def parameters(sample: Path) -> int:
     return sum(math.prod(int(size) for size in shape.split(",") if size.strip()) for shape in shapes)
 
 
-def load(sample: Path, seed: int = 0) -> Sample:
-    """The sample with seeded numbers. Runs its code; raises what that raises."""
-    there: dict[str, Any] = {"__name__": "graphnet_sample"}
+def load(sample: Path, seed: int = 0, device: str = "cpu") -> Sample:
+    """The sample with seeded numbers on a device of torch. Runs its code; raises what that
+    raises."""
+    code = ModuleType("graphnet_sample")
+    sys.modules[code.__name__] = code  # torch.compile looks it up
+    there = code.__dict__
     exec(compile((sample / "model.py").read_text(), str(sample / "model.py"), "exec"), there)
     torch = exporter.require("torch")
-    there["device"] = lambda *_, **__: torch.device("cpu")  # captured on a GPU
+    there["device"] = lambda *_, **__: torch.device(device)  # not those of the capture
     module = there["GraphModule"]().eval()
     generator = np.random.default_rng(seed)
-    drawn = {each.name: each.drawn(generator) for each in statistics(sample)}
+    drawn = {each.name: each.drawn(generator).to(device) for each in statistics(sample)}
     asked = {name: str(kind) for name, kind in module.forward.__annotations__.items() if name != "return"}
     integers = {name for name, kind in asked.items() if "SymInt" in kind}
     arguments = {name: int(drawn[name]) if name in integers else drawn[name] for name in asked}

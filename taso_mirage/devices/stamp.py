@@ -67,6 +67,11 @@ class Stamp:
         """The threads of a run on the CPU; 0 for as many as there are cores."""
         return int(dict(self.options).get(cpu.THREADS, 0))
 
+    @property
+    def level(self) -> str:
+        """ONNX Runtime's name of the highest level of its optimizations on the CPU."""
+        return cpu.LEVELS.get(dict(self.options).get(cpu.OPTIMIZATIONS, ""), cpu.FULL_LEVEL)
+
     def providers(self, graph: bool = False) -> list[Provider]:
         """ONNX Runtime's providers with their options.
 

@@ -1,11 +1,11 @@
 """The inputs of the check and of the timing: the user's inputs and generated ones.
 
 After the user's inputs, inputs are random at the requested sizes (three seeds), and, as far as the
-original runs there, with wide and with extreme integers, with other values of scalars that choose a
-branch, and at further sizes of every dynamic dim. A sampling rate or a length cannot be generated:
-the user's integers are kept where an operator without a definition reads them, and all of them if
-the original does not run otherwise. If it has no finite results on random floats either, only the
-user's own floats in another order are drawn.
+original runs there, with wide and with extreme integers, with large floats where halves become
+integers, with other values of scalars that choose a branch, and at further sizes of every dynamic
+dim. A sampling rate or a length cannot be generated: the user's integers are kept where an operator
+without a definition reads them, and all of them if the original does not run otherwise. If it has
+no finite results on random floats either, only the user's own floats in another order are drawn.
 """
 
 from __future__ import annotations
@@ -32,12 +32,17 @@ from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
 from taso_mirage.onnx_io.input_requirements import compared_numbers
 from taso_mirage.operators.exactness import truncates
+from taso_mirage.operators.ops import traits
 from taso_mirage.system.wording import option
 
 LARGE = 1 << 20
 """Elements of a large array."""
 LISTED = 6
 """Sizes that a note lists."""
+HALVES = ("float16", "bfloat16")
+FURTHER = 8.0
+"""The factor of normal numbers for large floats: sigmoids of most of them round to 0 or 1 in half
+precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,17 @@ def _mixed(array: Any, rng: np.random.Generator) -> Any:
     for axis, n in enumerate(array.shape):
         array = np.take(array, rng.permutation(n), axis)
     return array
+
+
+def truncates_halves(model: Model) -> bool:
+    """Whether a value in half precision becomes an integer. The runtime computes halves in single
+    precision on a CPU, and rounds a value only for some of its readers."""
+    return any(
+        a.dtype in HALVES and n.dtype.startswith(("int", "uint"))
+        for n in model.nodes()
+        if traits(n).converts
+        for a in n.args
+    )
 
 
 def _may_be_extreme(model: Model) -> list[str]:
@@ -245,6 +261,14 @@ class CheckInputs:
     def _random(self) -> Iterator[CheckInput]:
         for seed in SEEDS:
             yield self._drawn(f"random inputs {seed}", seed, self.base)
+            if seed == SEEDS[0] and truncates_halves(self.model):
+                yield from self._large()
+
+    def _large(self) -> Iterator[CheckInput]:
+        drawn = random_inputs(self.model, SEEDS[0], self.base, kept=_kept(self.model, self.given, self.base))
+        free = {str(n.attr("name")) for n in _floats(self.model)} - {*self.model.defaults, *self.model.shares}
+        large = {name: np.asarray(FURTHER * drawn[name], drawn[name].dtype) for name in free}
+        yield from self._tried("large random inputs", {**drawn, **large}, self.base, sizes=False, extreme=True)
 
     def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> CheckInput:
         if (why := too_large(self.model, sizes)) is not None:

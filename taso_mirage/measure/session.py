@@ -22,7 +22,7 @@ from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
+from taso_mirage.measure.target import CPU, Target, lower_levels
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
@@ -231,7 +231,8 @@ def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) 
     """The nodes that the runtime makes of the model as it was read, each with its time; see
     `targets.profile`."""
     with _content(model, True) as (content, _):
-        return in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads)
+        asked = content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads, target.stamp.level
+        return in_child(profiled, *asked)
 
 
 @spent(Purpose.OPERATORS)
@@ -241,7 +242,7 @@ def timed_nodes(
     """The nodes of a run with their seconds, and those of a run without the profiler, for a target
     that `profiles`; see `targets.profile`. With `source` of the model as it was read."""
     with _content(model, source) as (content, _):
-        asked = content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads
+        asked = content, target.stamp.providers(), fed(inputs), seconds, target.stamp.threads, target.stamp.level
         return in_child(profiled_seconds, *asked)
 
 
@@ -263,16 +264,29 @@ CUSTOM = (
 UNOPTIMIZABLE = "this is the original: it has to run in the runtime alone before it can be made faster"
 
 
+def _at_lower_level(model: Model, target: Target) -> Session | None:
+    """A session on the model as it was read at the highest lower level at which it loads; where it
+    does not load at the lowest one, the others are not tried."""
+    *higher, lowest = lower_levels(target) or (target,)
+    try:
+        found = open_in_child(model, lowest, source=True)
+    except RunRefused:
+        return None
+    for level in higher:
+        with suppress(RunRefused):
+            return open_in_child(model, level, source=True)
+    return found
+
+
 def original(model: Model, target: Target = CPU, anew: bool = False) -> Session:
-    """A session on the model as it was read, on the CPU without the runtime's optimizations where
-    these fail on it: its `target` says so; `anew` as in `open_in_child`. Raises InvalidModel where
-    the runtime refuses it."""
+    """A session on the model as it was read, on the CPU at the highest level of the runtime's own
+    optimizations at which it loads: its `target` says so; `anew` as in `open_in_child`. Raises
+    InvalidModel where the runtime refuses it at every level."""
     try:
         return open_in_child(model, target, source=True, anew=anew)
     except RunRefused as error:
-        if target.name == CPU.name and target != UNOPTIMIZED:
-            with suppress(RunRefused):
-                return open_in_child(model, UNOPTIMIZED, source=True)
+        if (lower := _at_lower_level(model, target)) is not None:
+            return lower
         why = CUSTOM if UNREGISTERED in str(error) else UNOPTIMIZABLE
         raise InvalidModel(f"{error}; {why}") from None
 

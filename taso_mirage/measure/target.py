@@ -3,10 +3,12 @@ each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+from taso_mirage.errors import InvalidModel
 from taso_mirage.operators.ops import load_specs
-from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED
+from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED, Cpu
 from taso_mirage.targets.cuda.target import CUDA
 from taso_mirage.targets.known import AUTO, TARGETS, on_threads, runtimes_beside, target, targets_with_kernels
 from taso_mirage.targets.openvino.target import OPENVINO
@@ -20,6 +22,9 @@ __all__ = [
     "TARGETS",
     "UNOPTIMIZED",
     "Target",
+    "at_running_level",
+    "full_level",
+    "lower_levels",
     "on_threads",
     "runtimes_beside",
     "target",
@@ -28,9 +33,40 @@ __all__ = [
 ]
 
 
+Found = TypeVar("Found")
+
+
 def target_for(target: Target, operators: Iterable[str]) -> Target:
     """The target without options that have no effect on these operators, so that variants share
     measurements."""
     specs = load_specs()
     vary = any(name in specs and specs[name].traits.layout for name in operators)
     return target if vary else target.plain
+
+
+def lower_levels(target: Target) -> Sequence[Target]:
+    """A target at lower levels of the runtime's own optimizations, the highest first; only the CPU
+    has them."""
+    return target.lower if isinstance(target, Cpu) else ()
+
+
+def full_level(target: Target) -> Target:
+    """A target at the full level of the runtime's own optimizations."""
+    return target.full if isinstance(target, Cpu) else target
+
+
+def at_running_level(run: Callable[[Target], Found], target: Target) -> Found:
+    """The result of a function of a target; where an original does not run there, at the highest
+    lower level of the runtime's own optimizations at which it does.
+
+    Raises InvalidModel of the first call where it runs at none.
+    """
+    try:
+        return run(target)
+    except InvalidModel as error:
+        for lower in lower_levels(target):
+            try:
+                return run(lower)
+            except InvalidModel:
+                continue
+        raise error from None

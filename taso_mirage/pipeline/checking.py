@@ -46,6 +46,7 @@ left out everywhere."""
 DEEP = 3
 """The depth, in terms, of the description of a place."""
 _Look: TypeAlias = tuple[Any, ...]
+ONCE = "equal nodes stay: computed once, they round differently ({}), and the original is kept"
 LAST = 1.0
 """Seconds that are kept for the check of the whole model at least."""
 
@@ -156,7 +157,10 @@ class _Checking:
         """The steps before the first step that breaks the model, which is reported. If that step
         only changes a decision, all steps except such ones."""
         if not chosen.steps:  # the same graph, folded as it was read, or with other options
-            self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
+            if chosen.target == self.problem.target:
+                self.job.remarks.append(ONCE.format(bad))
+            else:
+                self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
         try:
             k = self._first_bad(chosen)

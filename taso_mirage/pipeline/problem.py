@@ -15,7 +15,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
-from taso_mirage.measure.check_inputs import feed
+from taso_mirage.measure.check_inputs import feed, truncates_halves
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.native import Arrays
@@ -27,6 +27,7 @@ from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.pipeline.levels import remarks_on_level
 from taso_mirage.pipeline.shares import LEAST_REGIONS, REFERENCE, REGIONS, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
@@ -50,7 +51,6 @@ REGIONAL = (
 WAY, COUNTS = 4e-9, 0.1
 """Seconds per byte that is sent to a session, returned and compared, and the share of all seconds
 from which on they are taken into account."""
-WITHOUT = "ONNX Runtime cannot load the original with its optimizations, which are wrong for it: the original is compared without them"
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
 
@@ -146,8 +146,8 @@ def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     target = job.config.target
     job.deadline.demand("to load a model takes about as long as to read it", job.reading)
     session = runtime.original(model, target)
-    if session.target != target:
-        job.remarks.append(WITHOUT)
+    job.config = replace(job.config, target=session.target)
+    job.remarks += remarks_on_level(session.target)
     return session, passes_checker(model)
 
 
@@ -196,7 +196,7 @@ def prepare_cases(job: Job, problem: Problem, original: Session) -> list[CheckCa
     given = job.config.inputs
     others = [sizes for sizes, _ in problem.workloads[1:]]
     seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
-    most = max(job.config.effort.draws, len(given))
+    most = max(job.config.effort.draws, len(given)) + truncates_halves(problem.model)
     for sizes in _affordable(problem.model, problem.sizes, min(NEEDED * seconds, LONGEST)):
         first = sizes == problem.sizes
         remarks: list[str] = []

@@ -21,6 +21,7 @@ from taso_mirage.measure.child import child
 from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.session import Session, timed_nodes, weight_bytes
+from taso_mirage.measure.target import Target, at_running_level
 from taso_mirage.measure.timing import GAIN
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
@@ -31,6 +32,7 @@ from taso_mirage.pipeline.fuse import fused
 from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
+from taso_mirage.pipeline.levels import at_full_level
 from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, find_sizes, load_original, pose, refer
@@ -250,6 +252,7 @@ KERNELS = (
 """Stages that improve the result in the time that is left."""
 FINISH = (
     Stage("size", within_growth, ("result",), ("result",)),
+    Stage("level", at_full_level, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
@@ -273,7 +276,12 @@ def optimize_model(
     """
     deadline = deadline or Deadline(config.budget, within=child().deadline)
     with accounting() as account, child().within(limit=config.run_limit):
-        found = _run_stages(without_functions(model), config, progress, stop or Stop(), output, deadline, reading)
+        plain, asked = without_functions(model), stop or Stop()
+
+        def stages(target: Target) -> Result:
+            return _run_stages(plain, replace(config, target=target), progress, asked, output, deadline, reading)
+
+        found = at_running_level(stages, config.target)
         return replace(found, spending=account.spending())
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import original
-from taso_mirage.measure.target import CPU, Target
+from taso_mirage.measure.target import CPU, Target, at_running_level
 from taso_mirage.report.data import check_data
 from taso_mirage.search.config import Config, settled_sizes
 from taso_mirage.system.wording import option
@@ -121,11 +122,18 @@ def numbers(
     a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays] = (), target: Target = CPU
 ) -> list[Difference]:
     """The outputs of b against those of a by the criterion of the check, on every case that the
-    types of b's inputs admit, on a target.
+    types of b's inputs admit, on a target at the highest level of the runtime's own optimizations
+    at which both run.
 
     Raises InvalidOption if inputs or outputs do not correspond, and CheckFailed if the outputs of a
     differ from run to run.
     """
+    return at_running_level(partial(_numbers, a, b, shapes, inputs), target)
+
+
+def _numbers(
+    a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays], target: Target
+) -> list[Difference]:
     sizes = _corresponding(a, b)
     first, second = (original(m, target) for m in (a, b))
     fine = Fine.of(a)

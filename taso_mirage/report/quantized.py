@@ -74,9 +74,10 @@ def runtime_profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
 
     Raises the runtime's error where it does not run the model.
     """
-    settled = settled_sizes(model, session.original(model, config.target), config)
+    loaded = session.original(model, config.target)
+    settled = settled_sizes(model, loaded, config)
     model = replace(model, sizes=settled.workloads[0][0], integers=settled.integers)
-    run = session.profile(model, random_inputs(model, 0), SECONDS, config.target)
+    run = session.profile(model, random_inputs(model, 0), SECONDS, loaded.target)
     found = quantization(read_nodes(str(path)), run, asking(lambda group: session.operators(group, config.target)))
     return {"sizes": dict(model.sizes), "runtime": f"onnxruntime {session.child_version()}", **found}
 

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from taso_mirage.devices.cpu.options import FULL_LEVEL
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.data import by_sizes, opening_line
@@ -181,7 +182,8 @@ def show(result: Result, source: Path, written: Sequence[Path], spending: bool =
         console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
     if written:
-        plain = "; any ONNX Runtime opens it, too" if result.target.stamp.target == "cpu" else ""
+        stamp = result.target.stamp
+        plain = "; any ONNX Runtime opens it, too" if stamp.target == "cpu" and stamp.level == FULL_LEVEL else ""
         said = f"open it with {opening_line(result, written)}{plain}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
     if spending:

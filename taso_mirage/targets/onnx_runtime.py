@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.devices.cpu.options import FULL_LEVEL
 from taso_mirage.devices.cuda.options import PROVIDER as CUDA
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
@@ -45,12 +46,12 @@ def inference_session(
     alone: bool = False,
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
-    optimized: bool = True,
+    level: str = FULL_LEVEL,
     profile: str = "",
     threads: int = 0,
     resting: bool = False,
 ) -> Any:
-    """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
+    """An `onnxruntime.InferenceSession` at the runtime's full optimization level, or a lower one.
 
     `apart`: the result of `ort_values`; `dump`: a file for the model that the runtime makes of this
     one, with its weights beside it; `profile`: the beginning of the name of a file of its profiler;
@@ -63,8 +64,7 @@ def inference_session(
     options = resting_options() if resting else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     if dump:
         options.optimized_model_filepath = dump
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
@@ -78,9 +78,12 @@ def inference_session(
     return opened_session(source, providers, options)
 
 
-def opened_session(source: Source, providers: Sequence[Provider], options: Any = None, threads: int = 0) -> Any:
+def opened_session(
+    source: Source, providers: Sequence[Provider], options: Any = None, threads: int = 0, level: str = FULL_LEVEL
+) -> Any:
     """The only function that creates an `onnxruntime.InferenceSession`, also in a user's process,
-    with the user's options, if given. `threads`: of a run, unless the options say so.
+    with the user's options, if given. `threads`: of a run, unless the options say so; `level`: the
+    highest level of the runtime's optimizations.
 
     The library of kernels is registered only for a `Trusted` model; for other models the functions
     of the kernels run. A file is read as ONNX, independent of its name and first bytes.
@@ -89,6 +92,8 @@ def opened_session(source: Source, providers: Sequence[Provider], options: Any =
 
     options = options or onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.intra_op_num_threads or threads
+    highest = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.graph_optimization_level = min(options.graph_optimization_level, highest, key=int)
     options.add_session_config_entry("session.load_model_format", "ONNX")
     model = plain(source)
     if isinstance(source, Trusted) and carries_kernels(model):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taso_mirage.devices.cpu.options import FULL_LEVEL, LEVELS
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, node_values, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
@@ -52,16 +53,21 @@ class TimedNode:
 
 
 def profiled(
-    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int = 0
+    source: Source,
+    providers: Sequence[Provider],
+    inputs: Arrays,
+    seconds: float,
+    threads: int = 0,
+    level: str = FULL_LEVEL,
 ) -> list[RunNode]:
-    """The nodes of the optimized model, in its order.
+    """The nodes of the model that the runtime makes at a level of its optimizations, in its order.
 
     The optimized model is written, its nodes are numbered, and it runs without further
     optimization. Raises RunFailed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
-        inference_session(source, providers, dump=path)
+        inference_session(source, providers, dump=path, level=level)
         nodes, held = number_nodes(path)
         events = _events(path, providers, inputs, seconds, threads)
     found = []
@@ -81,7 +87,7 @@ def _events(
     path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int
 ) -> dict[str, list[dict[str, Any]]]:
     """The profiler's events of each node, run by run without the first."""
-    session = inference_session(path, providers, optimized=False, profile=path, threads=threads)
+    session = inference_session(path, providers, level=LEVELS["off"], profile=path, threads=threads)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     events, runs = _recorded(session, inputs, seconds)
     for event in filter(_of_node, events):
@@ -108,7 +114,12 @@ def _of_node(event: Mapping[str, Any]) -> bool:
 
 
 def profiled_seconds(
-    source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float, threads: int = 0
+    source: Source,
+    providers: Sequence[Provider],
+    inputs: Arrays,
+    seconds: float,
+    threads: int = 0,
+    level: str = FULL_LEVEL,
 ) -> tuple[list[TimedNode], float]:
     """The nodes of the model that runs, kernels of a `Trusted` model among them, in the order of a
     run with the seconds of each, and the seconds of a run without the profiler: of some runs of the
@@ -120,9 +131,10 @@ def profiled_seconds(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = "" if isinstance(plain(source), str) else os.path.join(folder, "optimized.onnx")
-        fast = run_of(inference_session(source, providers, dump=path, threads=threads), inputs)
+        fast = run_of(inference_session(source, providers, dump=path, threads=threads, level=level), inputs)
         values = node_values(path) if path else {}
-        session = inference_session(source, providers, profile=os.path.join(folder, "runs"), threads=threads)
+        runs_at = os.path.join(folder, "runs")
+        session = inference_session(source, providers, profile=runs_at, threads=threads, level=level)
         events, runs = _recorded(session, inputs, seconds)
         del session  # its threads would spin while the other model runs
     return _timed_nodes(events, values), _quartile([timed(fast) for _ in range(runs)][1:])

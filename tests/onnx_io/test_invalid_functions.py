@@ -115,7 +115,7 @@ def test_an_original_that_loads_only_without_optimizations(
         InferenceSession(content)
     (tmp_path / "m.onnx").write_bytes(content)
     done = run("optimize", tmp_path / "m.onnx", *options, "-o", tmp_path / "out.onnx")
-    assert "cannot load the original with its optimizations" in " ".join(done.stdout.split())
+    assert "own optimizations break the original" in " ".join(done.stdout.split())
     plain = SessionOptions()
     plain.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
     x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL, THREADS
+from taso_mirage.devices.cpu.options import FULL_LEVEL, LEVELS, OPTIMIZATIONS, PROVIDER, RESTING, SERIAL, THREADS
 from taso_mirage.devices.stamp import TargetOptions
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import (
@@ -34,7 +34,7 @@ class CpuSession:
             [PROVIDER],
             alone,
             self._apart,
-            optimized=OPTIMIZATIONS_OFF not in options,
+            level=LEVELS.get(dict(options).get(OPTIMIZATIONS, ""), FULL_LEVEL),
             threads=1 if SERIAL in options else int(dict(options).get(THREADS, 0)),
             resting=RESTING in options,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from taso_mirage.devices import machine
 from taso_mirage.devices.cpu import device
-from taso_mirage.devices.cpu.options import OPTIMIZATIONS_OFF, PROVIDER, RESTING, SERIAL, THREADS
+from taso_mirage.devices.cpu.options import KNOWN, LEVELS, OPTIMIZATIONS, PROVIDER, RESTING, SERIAL, THREADS
 from taso_mirage.devices.stamp import Stamp, TargetOptions
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.session import CpuSession
@@ -55,7 +55,19 @@ class Cpu:
 
     @property
     def stamp(self) -> Stamp:
-        return Stamp(self.name, tuple(each for each in self.options if each[0] == THREADS))
+        return Stamp(self.name, tuple(each for each in self.options if each[0] in KNOWN))
+
+    @property
+    def lower(self) -> tuple[Cpu, ...]:
+        """This target at lower levels of the runtime's own optimizations, the highest first."""
+        others = tuple(each for each in self.options if each[0] != OPTIMIZATIONS)
+        made = [replace(self, options=(*others, (OPTIMIZATIONS, level))) for level in LEVELS]
+        return tuple(made[made.index(self) + 1 :] if self in made else made)
+
+    @property
+    def full(self) -> Cpu:
+        """This target at the full level of these optimizations."""
+        return replace(self, options=tuple(each for each in self.options if each[0] != OPTIMIZATIONS))
 
     def _with(self, option: tuple[str, str]) -> Cpu:
         return self if option in self.options else replace(self, options=(*self.options, option))
@@ -67,8 +79,9 @@ class Cpu:
         return onnx_runtime.runtime_nodes(source, [PROVIDER])
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
-        return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads)
+        return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads, stamp.level)
 
 
-UNOPTIMIZED = Cpu((OPTIMIZATIONS_OFF,))
 CPU = Cpu()
+UNOPTIMIZED = CPU.lower[-1]
+"""Without the runtime's own optimizations."""
