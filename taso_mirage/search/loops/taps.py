@@ -65,11 +65,15 @@ class _Window:
 def with_convolutions(form: LighterLoop, proofs: Proofs) -> LighterLoop | None:
     """The results with convolutions over sequences in the place of those over shifted parts; None
     where there is none."""
-    results, steps, seen = form.results, list[RewriteStep](), set[Node]()
-    while (found := _first(results, seen, proofs)) is not None:
+    terms = form.results if form.term is None else (*form.results, form.term)
+    steps, seen = list[RewriteStep](), set[Node]()
+    while (found := _first(terms, seen, proofs)) is not None:
         steps += found
-        results = substitute(results, {found[0].old[0]: found[-1].new[0]})
-    return replace(form, results=results, obligations=(*form.obligations, *steps)) if steps else None
+        terms = substitute(terms, {found[0].old[0]: found[-1].new[0]})
+    if not steps:
+        return None
+    results, loop = terms[: len(form.results)], terms[-1] if form.term is not None else None
+    return replace(form, term=loop, results=results, obligations=(*form.obligations, *steps))
 
 
 def _first(results: Sequence[Node], seen: set[Node], proofs: Proofs) -> list[RewriteStep] | None:
