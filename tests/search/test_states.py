@@ -110,7 +110,8 @@ def rewritten(proto: onnx.ModelProto, convolved: bool = False) -> tuple[Model, L
     (node,) = [n for n in before.nodes() if as_scan(before, n) is not None]
     found = as_scan(before, node)
     assert found is not None
-    made = without_states(found.term, PROOFS)
+    used = {i for i, result in enumerate(results_of(node)) if result in set(before.nodes())}
+    made = without_states(found.term, PROOFS, used)
     if made is not None and convolved:
         made = with_convolutions(made, PROOFS)
     if made is None:
@@ -209,6 +210,27 @@ def test_sums_and_counters_are_running_sums(name: str, t: int | str, more: str) 
     assert made.term is None
     found = same(proto, before, step, undecided=4)
     assert [n.op_type for n in found.graph.node].count("CumSum") == 2
+
+
+UNUSED = """
+    g (float[2] d0, float[2] s0, float[5, 2] X) => (float[5, 2] Y) <float[40] W = {%s}> {
+        i = Constant<value = int64[2] {3, 7}>()
+        d, s, Y = Scan<num_scan_inputs = 1, body = step (float[2] e, float[2] a, float[2] x) => (float[2] e2, float[2] a2, float[2] y) {
+            w = Gather(W, i) \n u = Mul(x, w) \n e2 = Add(e, u) \n p = Add(a, x) \n a2 = Identity(p) \n y = Tanh(p)
+        }>(d0, s0, X)
+    }
+"""
+"""A state that nothing reads, with a weight of its own."""
+
+
+def test_a_state_that_nothing_reads_is_in_no_record() -> None:
+    proto = parse(UNUSED % ",".join(map(str, range(40))))
+    before, made, step = rewritten(proto)
+    assert made is not None
+    assert step is not None
+    assert made.term is None
+    assert [part.state for part in made.closed] == [1]
+    same(proto, before, step, undecided=2)
 
 
 @pytest.mark.parametrize(
