@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from taso_mirage.errors import InvalidModel
+from taso_mirage.errors import InvalidModel, RunRefused
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED, Cpu
 from taso_mirage.targets.cuda.target import CUDA
@@ -59,14 +59,14 @@ def at_running_level(run: Callable[[Target], Found], target: Target) -> Found:
     """The result of a function of a target; where an original does not run there, at the highest
     lower level of the runtime's own optimizations at which it does.
 
-    Raises InvalidModel of the first call where it runs at none.
+    Raises InvalidModel, or RunRefused, of the first call where it runs at none.
     """
     try:
         return run(target)
-    except InvalidModel as error:
+    except (InvalidModel, RunRefused) as error:
         for lower in lower_levels(target):
             try:
                 return run(lower)
-            except InvalidModel:
+            except (InvalidModel, RunRefused):
                 continue
         raise error from None

@@ -17,7 +17,9 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target, at_running_level, full_level, lower_levels
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.report.diff import numbers
+from taso_mirage.report.quantized import runtime_profile
 from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
 
 LEVELS = onnxruntime.GraphOptimizationLevel
 
@@ -95,6 +97,12 @@ def test_the_profiler_reads_a_model_at_its_level() -> None:
     assert session.target == UNOPTIMIZED
     nodes = runtime.profile(model, {"x": np.zeros((2, 3))}, 0.0, session.target)
     assert [each.operator for each in nodes] == ["Relu", "Clip"]
+
+
+def test_a_diagnosis_is_of_the_level_at_which_the_model_runs(tmp_path: Path) -> None:
+    onnx.save(misfit(), tmp_path / "m.onnx")
+    found = runtime_profile(from_memory(misfit()), tmp_path / "m.onnx", Config())
+    assert found["seconds"] > 0
 
 
 def test_levels_go_down_from_the_targets_own() -> None:
