@@ -34,7 +34,7 @@ from taso_mirage.onnx_io.groups import (
     group_of,
     read_nodes,
 )
-from taso_mirage.search.config import Config, settled_sizes
+from taso_mirage.search.config import Config, runs_on, settled_sizes
 from taso_mirage.system.console import Console
 from taso_mirage.targets.profile import RunNode
 
@@ -77,7 +77,8 @@ def runtime_profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
 
     Raises the runtime's error where it does not run the model.
     """
-    return at_running_level(partial(_profile_on, model, path, config), config.target)
+    runs = partial(runs_on, model, config)
+    return at_running_level(partial(_profile_on, model, path, config), config.target, runs)
 
 
 def _profile_on(model: Model, path: Path, config: Config, target: Target) -> dict[str, Any]:
