@@ -118,7 +118,7 @@ def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
     for each in place.glob(f"{target.name}*"):
         each.unlink()
     copy, outside = onnx.load_from_string(judged.proto.SerializeToString()), judged.proto.ByteSize() % 10 == 0
-    onnx.save(copy, source, save_as_external_data=outside, location=f"{source.name}.data", size_threshold=32)
+    onnx.save(copy, source, save_as_external_data=outside, location=f"{source.name}.data", size_threshold=128)
     if (failed := tool.optimize(source, target)) is not None:
         return failed
     try:

@@ -148,8 +148,9 @@ def _is_narrowed(node: Node, attrs: Mapping[str, Any]) -> bool:
     in single precision."""
     if not any(isinstance(each.type, Tensor) and each.type.dtype == "float64" for each in (node, *node.args)):
         return False
+    numbers = [n for each in attrs.values() for n in (each if isinstance(each, tuple) else (each,))]
     with np.errstate(over="ignore"):
-        return any(isinstance(each, float) and float(np.float32(each)) != each for each in attrs.values())
+        return any(isinstance(n, float) and float(np.float32(n)) != n for n in numbers)
 
 
 def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:

@@ -24,6 +24,9 @@ MODELS = {
         g (double[2,4] x) => (double[2,4] y) <double e = {0.00001}, double[4] s = {1.5, -0.5, 1.0, 2.0}>
         { m = ReduceMean<axes = [-1]>(x) c = Sub(x, m) q = Mul(c, c) v = ReduceMean<axes = [-1]>(q)
           a = Add(v, e) r = Sqrt(a) n = Div(c, r) y = Mul(n, s) }""",
+    "a scale in double precision, which the runtime rounds once a dead node is gone": """<ir_version: 9, opset_import: ["": 17]>
+        g (double[2,3] x, double[3,4] w) => (double[2,4] y) <double c = {0.70710678}> {
+          t = Neg(x) n = Neg(t) p = MatMul(n, w) s = Mul(p, c) d = Neg(p) y = Tanh(s) }""",
     "a constant of a dtype that Expand has no kernel for": """<ir_version: 9, opset_import: ["": 20]>
         g (bfloat16[N,4] x) => (bfloat16[N,3] y, bfloat16[N,1] z) <int64[2] parts = {1, 3}>
         { s = Shape(x) f = ConstantOfShape(s) c = Cast<to = 16>(f) z, y = Split<axis = -1>(c, parts) }""",
