@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -55,7 +56,7 @@ from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
-from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
+from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet, runs_on
 from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.rulesets import RuleSet
@@ -285,7 +286,7 @@ def optimize_model(
         def stages(target: Target) -> Result:
             return _run_stages(plain, replace(config, target=target), progress, asked, output, deadline, reading)
 
-        found = at_running_level(stages, config.target)
+        found = at_running_level(stages, config.target, partial(runs_on, plain, config))
         return replace(found, spending=account.spending())
 
 
