@@ -97,8 +97,8 @@ def _computed(targets: list[Node], weights: Mapping[str, Weight], taken: Mapping
 
 
 def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, Any]:
-    """The arrays of terms over weights, except terms with a conversion that rounds, and those with a
-    finite element that is infinite in its dtype. Elements that only move keep their dtype on the
+    """The arrays of terms over weights, except terms with a conversion that rounds, and those with
+    a finite element that is infinite in its dtype. Elements that only move keep their dtype on the
     way."""
     moved = [t for t in targets if all(moves(n.op) for n in topological([t]) if n.args)]
     kept = interpret(moved, REALS, {n: weights[n.attr("name")].numpy() for n in _leaves(moved)})
