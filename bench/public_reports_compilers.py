@@ -301,4 +301,13 @@ REPORTS: Mapping[str, Builder] = {
         w=(4, 3, 7, 7),
         b=(4,),
     ),
+    # A mean of one value, and of values that are broadcast, in half precision.
+    "tensorrt 4509": text(
+        "g (float16[2,3] x, float16[3] z) => (float16[2,3] y, float16[2,3] u) { y = Mean(x) u = Mean(x, z) }"
+    ),
+    # A disjunction, and its cast.
+    "tensorrt 4512": text(
+        "g (bool[2,3] x) => (int32[2,3] y, float[2,3] z) { o = Or(x, k) y = Cast<to = 6>(o) n = Or(x, x) z = Cast<to = 1>(n) }",
+        k=np.array([True, False, True]),
+    ),
 }

@@ -163,4 +163,16 @@ REPORTS: Mapping[str, Builder] = {
     "onnx 2446": text(
         "g (float[2,3,4] x) => (float[3,4,2] y) { a = Transpose<perm = [1, 0, 2]>(x) y = Transpose<perm = [0, 2, 1]>(a) }"
     ),
+    # A reciprocal of a value that others read.
+    "pytorch 93824": text(
+        "g (float[3] x) => (float[3] y, float[3] z) { e = Exp(x) r = Reciprocal(e) y = Mul(r, e) z = Add(r, x) }"
+    ),
+    # A scaled sum at an index into zeros, and its half.
+    "pytorch 108963": text(
+        'g (double[1] x) => (double[1] y, double[1] z) { m = Mul(x, two) s = ScatterElements<reduction = "add">(zeros, at, m) '
+        "y = Div(s, two) z = Identity(x) }",
+        two=number(2, np.float64),
+        zeros=np.zeros(1),
+        at=whole(0),
+    ),
 }

@@ -290,4 +290,25 @@ REPORTS: Mapping[str, Builder] = {
         w=np.arange(12).reshape(4, 3) / 7.0,
         t=number(3, np.float64),
     ),
+    # A product of a number with a vector of one, which a concatenation reads.
+    "onnxruntime 24340": text(
+        "g (float x, float[1] z) => (float[2] y, float[1] u) { m = Mul(x, ones) s = Sqrt(one) d = Div(m, s) "
+        "y = Concat<axis = 0>(d, z) u = Mul(x, z) }",
+        ones=np.ones(1, np.float32),
+        one=number(1),
+    ),
+    # A concatenation that is read, and concatenated again with what was computed from it.
+    "onnxruntime 20606": text(
+        "g (float[1,4,3] x, float[1,2] z) => (float[1,4,8] y) { s = Unsqueeze(z, one) e = Expand(s, size) "
+        "a = Concat<axis = 2>(x, e) b = MatMul(a, v) c = Tanh(b) d = MatMul(a, w) y = Concat<axis = 2>(a, c, d) }",
+        one=whole(1),
+        size=whole(1, 4, 2),
+        v=(5, 2),
+        w=(5, 1),
+    ),
+    # A count that is gathered from a size, of the largest elements.
+    "onnxruntime 29072": text(
+        "g (float[3,6] x) => (float[3,K] y, int64[3,K] i) { s = Shape(x) k = Gather(s, zero) y, i = TopK<axis = 1>(x, k) }",
+        zero=whole(0),
+    ),
 }

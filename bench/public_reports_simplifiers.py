@@ -232,4 +232,23 @@ REPORTS: Mapping[str, Builder] = {
         w=(4, 4),
         b=(4,),
     ),
+    # Unsqueezes after each other, whose second axes count the first one's.
+    "onnxsim 157": text(
+        "g (float[2,3] x) => (float[2,1,3,1] y, float[1,2,1,3] z) { a = Unsqueeze(x, one) y = Unsqueeze(a, last) "
+        "b = Unsqueeze(x, one) z = Unsqueeze(b, zero) }",
+        one=whole(1),
+        last=whole(-1),
+        zero=whole(0),
+    ),
+    # Shapes made of constants, an expansion, and cosines of sums of both.
+    "onnxsim 1284": text(
+        "g (float[2,1] x) => (float[2,3] y, bool[2,3] z) { c = ConstantOfShape<value = int64[1] {1}>(n) d = Concat<axis = 0>(c, k) "
+        "s = Reshape(d, flat) e = Equal(s, minus) w = Where(e, ones, s) f = Expand(x, w) a = Add(f, r) y = Cos(a) z = Less(y, f) }",
+        n=whole(1),
+        k=whole(3),
+        flat=whole(-1),
+        minus=whole(-1),
+        ones=whole(1, 1),
+        r=(2, 3),
+    ),
 }

@@ -1,12 +1,13 @@
 """Recurrences written as a loop beside ONNX Runtime on the same file, at several lengths.
 
-    python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60]
+    python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60] [--without-torch]
 
 The models are the loops of recurrent layers as exporters write them, with their projections where
 the layer has them in its loop. Each is optimized with a certificate, which the checker follows, and
 both files run in turn on two threads. Prints a table and writes bench/results/recurrent-cpu2.json;
 rows that are not named stay. Where ONNX Runtime has an operator for the recurrence
-(LinearAttention), a model of that operator runs too.
+(LinearAttention), a model of that operator runs too. PyTorch runs the loop in Python, eager and
+with a step by torch.compile (`recurrent_torch.py`).
 """
 
 from __future__ import annotations
@@ -248,7 +249,22 @@ def threads() -> onnxruntime.SessionOptions:
     return options
 
 
-def row(name: str, t: int, budget: float, folder: Path) -> dict[str, Any]:
+def in_torch(model: onnx.ModelProto, feed: dict[str, np.ndarray], wanted: list[np.ndarray]) -> dict[str, Any]:
+    """The times of PyTorch on a loop, eager and with a compiled step."""
+    import torch
+    from recurrent_torch import Runs
+
+    torch.set_num_threads(2)
+    found: dict[str, Any] = {"torch": torch.__version__}
+    for name, compiled in (("eager", False), ("compiled", True)):
+        there = Runs(model, feed, compiled)
+        for a, b in zip(wanted, there.run(None, feed), strict=True):
+            np.testing.assert_allclose(a, b, 1e-3, 1e-4)
+        found[name] = best(there, feed)
+    return found
+
+
+def row(name: str, t: int, budget: float, folder: Path, with_torch: bool) -> dict[str, Any]:
     """The times of one model at one length."""
     before, after, said = (folder / each for each in ("before.onnx", "after.onnx", "steps.json"))
     model = onnx.parser.parse_model(f"{HEADER}\n{MODELS[name](t)}")
@@ -273,6 +289,8 @@ def row(name: str, t: int, budget: float, folder: Path) -> dict[str, Any]:
         "by_the_prover_alone": len(followed.alone),
         "seconds": took,
     }
+    if with_torch:
+        found |= in_torch(model, feed, original.run(None, feed))
     if name in RULES:
         own, given = own_operator(RULES[name], t)
         found["operator"] = best(onnxruntime.InferenceSession(own.SerializeToString(), threads()), given)
@@ -284,15 +302,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--without-torch", action="store_true", help="no columns of PyTorch")
     given = parser.parse_args()
     head = {"benchmark": "recurrent", "device": "cpu2", "versions": {"onnxruntime": onnxruntime.__version__}}
     rows = Rows(ROOT / "bench" / "results" / "recurrent-cpu2.json", head)
     for name in given.names or MODELS:
         for t in given.lengths:
             with tempfile.TemporaryDirectory() as folder:
-                made = row(name, t, given.budget, Path(folder))
+                made = row(name, t, given.budget, Path(folder), not given.without_torch)
             rows.keep({"case": f"{name} {t}", "model": name, **made})
             own = f", LinearAttention {1e3 * made['operator']:.3g} ms" if "operator" in made else ""
+            own += "".join(f", torch {k} {1e3 * made[k]:.3g} ms" for k in ("eager", "compiled") if k in made)
             before, after = (1e3 * made[each] for each in ("original", "ours"))
             print(f"{name} {t}: {before:.3g} to {after:.3g} ms, {made['ratio']:.2f} times{own}", flush=True)
 

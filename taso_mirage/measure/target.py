@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from taso_mirage.errors import InvalidModel
+from taso_mirage.errors import InputsRefused, InvalidModel, RunRefused
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED, Cpu
 from taso_mirage.targets.cuda.target import CUDA
@@ -55,18 +55,16 @@ def full_level(target: Target) -> Target:
     return target.full if isinstance(target, Cpu) else target
 
 
-def at_running_level(run: Callable[[Target], Found], target: Target) -> Found:
-    """The result of a function of a target; where an original does not run there, at the highest
-    lower level of the runtime's own optimizations at which it does.
+def at_running_level(run: Callable[[Target], Found], target: Target, runs: Callable[[Target], bool]) -> Found:
+    """The result of a function of a target; where an original does not load or run there, at the
+    highest lower level of the runtime's own optimizations at which it `runs`.
 
-    Raises InvalidModel of the first call where it runs at none.
+    Raises the error of the first call where it runs at none.
     """
     try:
         return run(target)
-    except InvalidModel as error:
-        for lower in lower_levels(target):
-            try:
-                return run(lower)
-            except InvalidModel:
-                continue
-        raise error from None
+    except (InvalidModel, RunRefused, InputsRefused):
+        *higher, lowest = lower_levels(target) or (target,)
+        if lowest == target or not runs(lowest):
+            raise
+        return run(next(each for each in (*higher, lowest) if runs(each)))

@@ -27,8 +27,9 @@ from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS, cases_by_runs
 from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.pipeline.fuse.order import LEAST_REGIONS
 from taso_mirage.pipeline.levels import remarks_on_level
-from taso_mirage.pipeline.shares import LEAST_REGIONS, REFERENCE, REGIONS, load_seconds, slow_seconds
+from taso_mirage.pipeline.shares import REFERENCE, REGIONS, load_seconds, slow_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes

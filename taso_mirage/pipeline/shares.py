@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from taso_mirage.measure.native import LONG_RUN
 from taso_mirage.measure.session import FEW
+from taso_mirage.pipeline.fuse.order import LEAST_REGIONS
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, Config
 
 REFERENCE = 0.1
 """The largest share of the budget for the float64 references; the first has twice as much."""
-REGIONS, LEAST_REGIONS = 0.08, 2.0
-"""The share of the budget for the check of regions, and its least seconds."""
+REGIONS = 0.08
+"""The share of the budget for the check of regions; its least seconds are LEAST_REGIONS."""
 COMPARISON, SHORTEST = 0.15, 1.5
 """The share of the budget for one comparison of whole models, and its least seconds."""
 AFTER = 0.5
@@ -49,6 +50,8 @@ DECIDING = 0.5
 AHEAD = 0.75
 """The largest share of the rest of the time for the short search by predicted costs, which ends by
 numbers: it finds most of the gain, and needs no measurement."""
+AHEAD_OF_KERNELS = 1 / 6
+"""The share of the rest of the time for the searches for kernels that begin before their stage."""
 LARGE = 0.02
 """The share of the budget; a model is large if its load and comparison take more."""
 EXPLAINING, MEASURED = 0.1, 30.0
@@ -194,6 +197,12 @@ def kernels_first(job: Job) -> bool:
     """Whether kernels gain more than a search: those of a large model on a GPU, where operators'
     costs are predicted."""
     return not job.config.target.on_cores and job.config.kernels != OFF and job.terms > MANY
+
+
+def ahead_of_kernels(job: Job) -> float:
+    """Seconds of the searches for kernels that begin before the stage of kernels: a share of the
+    rest, because they all must end before any is compiled."""
+    return AHEAD_OF_KERNELS * job.deadline.left()
 
 
 def ahead_seconds(job: Job, passing: float) -> float:

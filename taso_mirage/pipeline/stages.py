@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -29,9 +30,11 @@ from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.searches import searchers
 from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
+from taso_mirage.pipeline.kernels_ahead import compile_ahead, search_kernels
 from taso_mirage.pipeline.levels import at_full_level
 from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.pipeline.oddities import warn
@@ -53,7 +56,7 @@ from taso_mirage.report.explanations import MEASURING, explained
 from taso_mirage.report.result import OperatorProfile, Result
 from taso_mirage.report.times import operator_times
 from taso_mirage.rewriting.equation import work_terms
-from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
+from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet, runs_on
 from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.rulesets import RuleSet
@@ -127,7 +130,7 @@ def conclude(
     return kept if choice.candidate is None else kept.of(choice.candidate)
 
 
-def fuse(job: Job, result: Result, original: Session) -> Result:
+def fuse(job: Job, result: Result, original: Session, ahead: KernelsAhead | None) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
     They have the rest of the budget, less a comparison and a check. Half of it is for the kernels
@@ -149,7 +152,7 @@ def fuse(job: Job, result: Result, original: Session) -> Result:
             ours = job.progress, job.stop, known, trial_seconds(job, loads)
             loops = with_loops(result)
             if loops is None:
-                return fused(result, asked, config.kernels, *ours, backend, once, job.searchers)
+                return fused(result, asked, config.kernels, *ours, backend, once, job.searchers, ahead)
             half = replace(asked, budget=asked.budget / 2)
             made = fused(loops, half, config.kernels, *ours, backend, once, job.searchers)
             if made.kernels and _ratio(made) >= GAIN * _ratio(result):
@@ -225,7 +228,9 @@ SEARCH = (
     Stage("passes", passes, ("problem", "inside"), ("start",), 8e-5),
     Stage("mutants", mutate, ("start",), ("mutations",), 1e-5, (NO_MUTATIONS,)),
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics"), 4e-5),
+    Stage("kernels ahead", search_kernels, ("problem", "candidates"), ("ahead",), 4e-5, (None,)),
     Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("fastest",)),
+    Stage("compile ahead", compile_ahead, ("ahead",)),
     Stage(
         "check",
         check_candidates,
@@ -246,7 +251,7 @@ A stage that finds that the original has to be kept ends these. Seconds for each
 a chain of 20,000 nodes once the time is over, on one core.
 """
 KERNELS = (
-    Stage("kernels", fuse, ("result", "original"), ("result",)),
+    Stage("kernels", fuse, ("result", "original", "ahead"), ("result",)),
     Stage("runtime", choose_runtime, ("result", "others"), ("result",)),
 )
 """Stages that improve the result in the time that is left."""
@@ -281,7 +286,7 @@ def optimize_model(
         def stages(target: Target) -> Result:
             return _run_stages(plain, replace(config, target=target), progress, asked, output, deadline, reading)
 
-        found = at_running_level(stages, config.target)
+        found = at_running_level(stages, config.target, partial(runs_on, plain, config))
         return replace(found, spending=account.spending())
 
 
@@ -357,7 +362,9 @@ def _run_stages(
                         job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                     values = run(SEARCH, job, {"model": model})
                     result = _conclude(job, values, model)
-                loaded: dict[str, Any] = {name: values[name] for name in ("original", "others") if name in values}
+                loaded: dict[str, Any] = {
+                    name: values[name] for name in ("original", "others", "ahead") if name in values
+                }
                 result = run(KERNELS, job, {"result": result, **loaded})["result"]
             job.deadline = child().deadline = whole
             given = {"result": result} | ({} if output is None else {"output": output})

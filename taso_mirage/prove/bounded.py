@@ -13,8 +13,9 @@ from taso_mirage.ir.dims import dim_product as volume
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.polynomials import infinite
+from taso_mirage.prove.cases import Element
 from taso_mirage.prove.counterexample import find_counterexample
-from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.elements import Elements
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
 from taso_mirage.prove.symbolic import ELSEWHERE, Proved, denoted_elements, settled, undefined, unproved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import isfinite
 from typing import Any, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.meanings.conditions import Conditions, Unprovable
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, constant_poly, infinite, plain_rational
@@ -17,6 +18,24 @@ from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, constant_p
 _Index: TypeAlias = tuple[Dim, ...]
 Cases: TypeAlias = tuple[tuple[Conditions, Poly], ...]
 """Disjoint conditions that cover every index, and the scalar under each."""
+
+
+class Element:
+    """A tensor as a function from indices to elements; results are memoized by index."""
+
+    def __init__(self, type: Tensor, read: Callable[[_Index], Cases]) -> None:
+        self.type, self._read = type, read
+        self._known: dict[_Index, Cases] = {}
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape or ()
+
+    def at(self, index: _Index) -> Cases:
+        found = self._known.get(index)
+        if found is None:
+            found = self._known[index] = self._read(index)
+        return found
 
 
 def broadcast_index(index: _Index, whole: Shape, shape: Shape) -> _Index:
@@ -93,3 +112,13 @@ def cases_where(indices: Indices, conditions: Sequence[Dim], cases: Callable[[],
         return ()
     pieces = [(indices.joined(given, c), p) for c, p in cases()]
     return tuple((c, p) for c, p in pieces if c is not None)
+
+
+def smallest_ranges(bound: Iterable[str], extents: Mapping[str, Dim], most: int) -> list[str]:
+    """The integers of fixed ranges, the smallest first, that take at most so many values
+    together."""
+    found: list[str] = []
+    for n, name in sorted((n, b) for b in bound if isinstance(n := extents[b], int)):
+        most //= max(n, 1)
+        found += [name] if most else []
+    return found

@@ -16,8 +16,8 @@ from taso_mirage.ir.terms import Literal, Tensor
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import DIVIDE, MULTIPLY, RECIPROCAL, SCALAR_FUNCTIONS, WHERE, function_of
 from taso_mirage.meanings.polynomials import ZERO, Poly, infinite
-from taso_mirage.prove.cases import Cases, broadcast_index
-from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.cases import Cases, Element, broadcast_index
+from taso_mirage.prove.elements import Elements
 
 FLAGS = "float32"
 """The dtype of the tensors of 0 and 1."""

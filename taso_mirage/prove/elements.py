@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product as combinations
-from math import inf, isfinite, prod
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,17 @@ from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.prove import folds, machine, maxima
-from taso_mirage.prove.cases import Cases, broadcast_index, cases_where, decided, finite, merged_cases, numeral
+from taso_mirage.prove.cases import (
+    Cases,
+    Element,
+    broadcast_index,
+    cases_where,
+    decided,
+    finite,
+    merged_cases,
+    numeral,
+    smallest_ranges,
+)
 from taso_mirage.prove.cases import under_conditions as under
 from taso_mirage.prove.elementwise import converted, normal_form, reshaped
 from taso_mirage.prove.scalars import Scalars
@@ -35,29 +45,11 @@ CASES = 300
 _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
 
-class Element:
-    """A tensor as a function from indices to elements; results are memoized by index."""
-
-    def __init__(self, type: Tensor, read: Callable[[_Index], Cases]) -> None:
-        self.type, self._read = type, read
-        self._known: dict[_Index, Cases] = {}
-
-    @property
-    def shape(self) -> Shape:
-        return self.type.shape or ()
-
-    def at(self, index: _Index) -> Cases:
-        found = self._known.get(index)
-        if found is None:
-            found = self._known[index] = self._read(index)
-        return found
-
-
 class Elements(Meaning[Element]):
     """The meaning `elements`, one instance per proof.
 
-    `unroll`: the largest number of points of a fixed range over which a fold is expanded. `fewest`:
-    the least number of such points of a fold with cases.
+    `unroll`: the largest number of points over which a fold is expanded. `fewest`: the smallest
+    fixed range of a fold with cases.
     """
 
     def __init__(self, budget: int = 200_000, unroll: int = 0) -> None:
@@ -269,11 +261,13 @@ class Elements(Meaning[Element]):
         place: dict[str, Dim],
         inner: Callable[[dict[str, Dim]], Cases],
     ) -> Cases:
-        fixed = prod([n if isinstance(n := extents[b], int) else inf for b in bound])
-        if fixed <= self.unroll:
-            points = list(combinations(*[range(int(extents[b])) for b in bound]))
-            self.indices.step(len(points))
-            every = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
+        few = smallest_ranges(bound, extents, self.unroll)
+        if few:
+            points = combinations(*[range(int(extents[b])) for b in few])
+            places = [{**place, **dict(zip(few, p, strict=True))} for p in points]
+            self.indices.step(len(places))
+            rest = [b for b in bound if b not in few]
+            every = [self._folded(kind, rest, extents, p, inner) if rest else inner(p) for p in places]
             if any(len(each) != 1 or each[0][0] for each in every):
                 raise Unprovable("a distinction of cases at fixed sizes")
             return (((), self._unrolled(kind, [each[0][1] for each in every])),)
@@ -282,7 +276,8 @@ class Elements(Meaning[Element]):
         fresh = {b: self.indices.fresh(extents[b]) for b in bound}
         cases = inner({**place, **fresh})
         mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
-        self.fewest = min(self.fewest, fixed) if any(c for c, _ in cases) else self.fewest
+        ranges = [n for b in bound if isinstance(n := extents[b], int)]
+        self.fewest = min(self.fewest, *ranges, inf) if any(c for c, _ in cases) else self.fewest
         return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
 
     def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:

@@ -16,8 +16,9 @@ from taso_mirage.meanings.polynomials import Poly, infinite
 from taso_mirage.meanings.sizes import element_counts
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
+from taso_mirage.prove.cases import Element
 from taso_mirage.prove.definedness import Definedness
-from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.elements import Elements
 from taso_mirage.prove.folds import forced, refined
 from taso_mirage.prove.matching import Matching
 from taso_mirage.prove.splits import same_by_cases

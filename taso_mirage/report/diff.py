@@ -22,7 +22,7 @@ from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target, at_running_level
 from taso_mirage.report.data import check_data
-from taso_mirage.search.config import Config, settled_sizes
+from taso_mirage.search.config import Config, runs_on, settled_sizes
 from taso_mirage.system.wording import option
 
 SHOWN = 20
@@ -128,7 +128,8 @@ def numbers(
     Raises InvalidOption if inputs or outputs do not correspond, and CheckFailed if the outputs of a
     differ from run to run.
     """
-    return at_running_level(partial(_numbers, a, b, shapes, inputs), target)
+    config = Config(shapes=((shapes, 1.0),), inputs=tuple(inputs))
+    return at_running_level(partial(_numbers, a, b, shapes, inputs), target, partial(runs_on, a, config))
 
 
 def _numbers(

@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure import session
 from taso_mirage.measure.refusals import shown_sizes
+from taso_mirage.measure.target import Target, at_running_level
 from taso_mirage.onnx_io.groups import (
     DEQUANTIZE,
     QUANTIZE,
@@ -32,7 +34,7 @@ from taso_mirage.onnx_io.groups import (
     group_of,
     read_nodes,
 )
-from taso_mirage.search.config import Config, settled_sizes
+from taso_mirage.search.config import Config, runs_on, settled_sizes
 from taso_mirage.system.console import Console
 from taso_mirage.targets.profile import RunNode
 
@@ -70,11 +72,17 @@ def _float(types: Iterable[ValueType]) -> bool:
 
 
 def runtime_profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
-    """The diagnosis of a model that was read from a file, at sizes at which it runs.
+    """The diagnosis of a model that was read from a file, at sizes at which it runs, and at the
+    highest level of the runtime's own optimizations at which it does.
 
     Raises the runtime's error where it does not run the model.
     """
-    loaded = session.original(model, config.target)
+    runs = partial(runs_on, model, config)
+    return at_running_level(partial(_profile_on, model, path, config), config.target, runs)
+
+
+def _profile_on(model: Model, path: Path, config: Config, target: Target) -> dict[str, Any]:
+    loaded = session.original(model, target)
     settled = settled_sizes(model, loaded, config)
     model = replace(model, sizes=settled.workloads[0][0], integers=settled.integers)
     run = session.profile(model, random_inputs(model, 0), SECONDS, loaded.target)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from taso_mirage.devices.cuda.options import ROUNDED
-from taso_mirage.errors import InvalidOption
-from taso_mirage.ir.model import Model
+from taso_mirage.errors import InvalidOption, TasoMirageError
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import CostCache, cache_path
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.rounding import AllowedRounding
-from taso_mirage.measure.session import Session
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.shapes import Workloads, learned, workloads
 from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
@@ -182,6 +182,19 @@ def settled_sizes(model: Model, session: Session, config: Config) -> SettledSize
     asked = weighted_sizes(model, config)
     held = {**learned(model, config.inputs), **heaviest(config.shapes)}
     return settle(model, session, asked, held, config.default_size, kept_integers(model, config.inputs))
+
+
+def runs_on(model: Model, config: Config, target: Target) -> bool:
+    """Whether the original loads and runs on a target, on the user's first inputs or random
+    ones."""
+    try:
+        session = open_in_child(model, target, source=True)
+        settled = settled_sizes(model, session, config)
+        sized = replace(model, sizes=settled.workloads[0][0], integers=settled.integers)
+        session.run(config.inputs[0] if config.inputs else random_inputs(sized, 0))
+    except TasoMirageError:
+        return False
+    return True
 
 
 def heaviest(shapes: Workloads) -> Mapping[str, int]:

@@ -141,7 +141,7 @@ def test_kernels_are_such_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)
     clock.now = 50.0
     original: Any = SimpleNamespace(target=job.config.target)
-    assert stages.fuse(job, result, original) == "no kernels: no time"  # type: ignore[comparison-overlap]
+    assert stages.fuse(job, result, original, None) == "no kernels: no time"  # type: ignore[comparison-overlap]
     assert seen == [job.deadline.of_extras().last()]
     assert child().deadline is around
 

@@ -129,7 +129,7 @@ def test_once_the_time_is_over_no_stage_of_the_search_begins() -> None:
                 stage(replace_last(job), dict.fromkeys(stage.takes))
     job.config = replace(job.config, kernels=SEARCH)
     result: Any = SimpleNamespace(target=job.config.target, noted=lambda said: said)
-    assert "no regions were searched" in str(stages.fuse(replace_last(job), result, None))  # type: ignore[arg-type]
+    assert "no regions were searched" in str(stages.fuse(replace_last(job), result, None, None))  # type: ignore[arg-type]
 
 
 def replace_last(job: Job) -> Job:

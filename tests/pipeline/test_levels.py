@@ -17,7 +17,9 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target, at_running_level, full_level, lower_levels
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.report.diff import numbers
+from taso_mirage.report.quantized import runtime_profile
 from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
 
 LEVELS = onnxruntime.GraphOptimizationLevel
 
@@ -34,11 +36,11 @@ def doubles() -> onnx.ModelProto:
     return parsed("g (double[2,3] x) => (double[2,3] y) { r = Relu(x) y = Clip(r, low, high) }", low=low, high=high)
 
 
-def misfit() -> onnx.ModelProto:
+def misfit(rows: str = "1") -> onnx.ModelProto:
     """The runtime's normalization in the place of these has a scale of another length: the model
     loads at the full level, and does not run."""
     text = (
-        "g (float[1,1] x) => (float[1,2] y) { s = Pow(x, two) m = ReduceMean<axes = [-1]>(s) e = Add(m, eps) "
+        f"g (float[{rows},1] x) => (float[{rows},2] y) {{ s = Pow(x, two) m = ReduceMean<axes = [-1]>(s) e = Add(m, eps) "
         "r = Sqrt(e) n = Div(x, r) y = Mul(n, scale) }"
     )
     two, eps = np.asarray(2, np.float32), np.asarray(1e-5, np.float32)
@@ -67,8 +69,9 @@ def test_a_model_that_loads_only_below_the_full_level(tmp_path: Path) -> None:
     assert all(each.passed for each in numbers(from_memory(model), from_memory(onnx.load(file)), {}))
 
 
-def test_a_model_that_runs_only_below_the_full_level(tmp_path: Path) -> None:
-    model, file = misfit(), tmp_path / "out.onnx"
+@pytest.mark.parametrize("rows", ["1", "N"])
+def test_a_model_that_runs_only_below_the_full_level(tmp_path: Path, rows: str) -> None:
+    model, file = misfit(rows), tmp_path / "out.onnx"
     with pytest.raises(Exception, match="SimplifiedLayerNorm"):
         onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": np.ones((1, 1), np.float32)})
     result = optimized(model, file)
@@ -97,6 +100,12 @@ def test_the_profiler_reads_a_model_at_its_level() -> None:
     assert [each.operator for each in nodes] == ["Relu", "Clip"]
 
 
+def test_a_diagnosis_is_of_the_level_at_which_the_model_runs(tmp_path: Path) -> None:
+    onnx.save(misfit(), tmp_path / "m.onnx")
+    found = runtime_profile(from_memory(misfit()), tmp_path / "m.onnx", Config())
+    assert found["seconds"] > 0
+
+
 def test_levels_go_down_from_the_targets_own() -> None:
     names = [target.stamp.level for target in lower_levels(CPU)]
     assert names == ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
@@ -105,13 +114,23 @@ def test_levels_go_down_from_the_targets_own() -> None:
     assert full_level(UNOPTIMIZED) == CPU
 
 
-def test_the_first_error_is_raised_where_no_level_helps() -> None:
-    tried = []
+@pytest.mark.parametrize("works", [None, 0, 1, 2])
+def test_the_highest_level_at_which_it_runs_is_used(works: int | None) -> None:
+    """If it runs at the lowest one; otherwise the first error is raised, and no other is tried."""
+    asked = []
 
-    def run(target: Target) -> str:
-        tried.append(target)
-        raise InvalidModel(target.stamp.level)
+    def runs(target: Target) -> bool:
+        asked.append(target)
+        return works is not None and target in lower_levels(CPU)[works:]
 
-    with pytest.raises(InvalidModel, match="ORT_ENABLE_ALL"):
-        at_running_level(run, CPU)
-    assert tried == [CPU, *lower_levels(CPU)]
+    def run(target: Target) -> Target:
+        if target == CPU:
+            raise InvalidModel("at the full level")
+        return target
+
+    if works is None:
+        with pytest.raises(InvalidModel, match="at the full level"):
+            at_running_level(run, CPU, runs)
+        assert asked == [UNOPTIMIZED]
+    else:
+        assert at_running_level(run, CPU, runs) == lower_levels(CPU)[works]

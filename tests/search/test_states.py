@@ -59,6 +59,20 @@ NEW = {
     "the element first": "v = Slice(s, i0, k, a2) \n new = Concat<axis = 2>(e, v)".replace("k,", "i2,"),
 }
 BACKWARD = ", scan_input_directions = [1], scan_output_directions = [1]"
+STREAMED = """
+    g (float[{b}, 3, 2] b0, float[{b}, 3, 4] c0, float[{t}, {b}, 3, 1] X, float[3, 3, 3] V, float[3] B, float[3, 1, {k}] W)
+            => (float[{b}, 3, 2] b, float[{b}, 3, 4] c, float[{t}, {b}, 3, 1] Y) {{
+        a2 = Constant<value = int64[1] {{2}}>() \n i1 = Constant<value = int64[1] {{1}}>()
+        i3 = Constant<value = int64[1] {{3}}>() \n i5 = Constant<value = int64[1] {{5}}>()
+        b, c, Y = Scan<num_scan_inputs = 1, body = step (float[{b}, 3, 2] s, float[{b}, 3, 4] r, float[{b}, 3, 1] x)
+                => (float[{b}, 3, 2] s2, float[{b}, 3, 4] r2, float[{b}, 3, 1] y) {{
+            u = Concat<axis = 2>(s, x) \n s2 = Slice(u, i1, i3, a2) \n p = Conv(u, V, B) \n h = Relu(p)
+            w = Concat<axis = 2>(r, h) \n r2 = Slice(w, i1, i5, a2) \n q = Conv<group = 3, dilations = [{d}]>(w, W)
+            y = {last}
+        }}>(b0, c0, X)
+    }}
+"""
+"""Two layers of a convolution that streams."""
 SUMS = """
     g (float[2, 4] a0, int64[1] k0, float[{t}, 2, 4] X, bool[{t}, 2, 1] M)
             => (float[2, 4] a, int64[1] k, float[{t}, 2, 4] Y, float[{t}, 2, 4] Z) {{
@@ -96,7 +110,8 @@ def rewritten(proto: onnx.ModelProto, convolved: bool = False) -> tuple[Model, L
     (node,) = [n for n in before.nodes() if as_scan(before, n) is not None]
     found = as_scan(before, node)
     assert found is not None
-    made = without_states(found.term, PROOFS)
+    used = {i for i, result in enumerate(results_of(node)) if result in set(before.nodes())}
+    made = without_states(found.term, PROOFS, used)
     if made is not None and convolved:
         made = with_convolutions(made, PROOFS)
     if made is None:
@@ -118,8 +133,8 @@ def same(proto: onnx.ModelProto, before: Model, step: RewriteStep, undecided: in
     onnx.checker.check_model(made, full_check=True)
     assert len(follow(before, from_memory(made), text, JUDGE).alone) <= undecided
     rng = np.random.default_rng(0)
-    for steps in (1, 4):
-        feed = {n.attr("name"): random_array(n, rng, {"t": steps}) for n in before.graph.inputs}
+    for count in (1, 4):
+        feed = {n.attr("name"): random_array(n, rng, {"t": count}) for n in before.graph.inputs}
         for a, b in zip(run(proto, **feed), run(made, **feed), strict=True):
             np.testing.assert_allclose(a, b, 1e-5, 1e-6)
     return made
@@ -150,6 +165,27 @@ def test_a_sum_over_a_register_is_a_convolution(name: str, more: str, window: st
         assert "Conv" in {n.op_type for n in same(proto, before, step).graph.node}
 
 
+@pytest.mark.parametrize(("b", "k", "d"), [(1, 5, 1), (2, 3, 2)])
+def test_convolutions_that_stream_are_convolutions_of_the_sequence(b: int, k: int, d: int) -> None:
+    proto = parse(STREAMED.format(t=6, b=b, k=k, d=d, last="Add(q, x)"))
+    before, made, step = rewritten(proto, convolved=True)
+    assert made is not None
+    assert step is not None
+    assert made.term is None
+    convolutions = [n for n in topological(made.results) if n.op == "conv"]
+    assert [(n.shape[0], n.shape[2]) for n in convolutions] == [(b, 6), (b, 6)]
+    same(proto, before, step)
+
+
+def test_a_convolution_inside_of_a_window_stays_one_of_each_step() -> None:
+    proto = parse(STREAMED.format(t=6, b=1, k=3, d=1, last="ReduceMax<axes = [2]>(q)"))
+    before, made, step = rewritten(proto, convolved=True)
+    assert made is not None
+    assert step is not None
+    assert sorted(n.shape[0] for n in topological(made.results) if n.op == "conv") == [1, 6]
+    same(proto, before, step)
+
+
 def test_a_convolution_of_a_free_length_would_fail_without_a_step() -> None:
     assert rewritten(register(APPENDED, "t"), convolved=True)[1] is None
 
@@ -174,6 +210,27 @@ def test_sums_and_counters_are_running_sums(name: str, t: int | str, more: str) 
     assert made.term is None
     found = same(proto, before, step, undecided=4)
     assert [n.op_type for n in found.graph.node].count("CumSum") == 2
+
+
+UNUSED = """
+    g (float[2] d0, float[2] s0, float[5, 2] X) => (float[5, 2] Y) <float[40] W = {%s}> {
+        i = Constant<value = int64[2] {3, 7}>()
+        d, s, Y = Scan<num_scan_inputs = 1, body = step (float[2] e, float[2] a, float[2] x) => (float[2] e2, float[2] a2, float[2] y) {
+            w = Gather(W, i) \n u = Mul(x, w) \n e2 = Add(e, u) \n p = Add(a, x) \n a2 = Identity(p) \n y = Tanh(p)
+        }>(d0, s0, X)
+    }
+"""
+"""A state that nothing reads, with a weight of its own."""
+
+
+def test_a_state_that_nothing_reads_is_in_no_record() -> None:
+    proto = parse(UNUSED % ",".join(map(str, range(40))))
+    before, made, step = rewritten(proto)
+    assert made is not None
+    assert step is not None
+    assert made.term is None
+    assert [part.state for part in made.closed] == [1]
+    same(proto, before, step, undecided=2)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ class KernelChoices:
         self.others: OtherWorkers | None = None
         self._lanes: dict[tuple[Graph, FreeSizes | None, bool], list[FusedGoal]] = {}
         self._predicted: dict[SearchedGoal, Record] = {}
+        self._compiling: dict[SearchedGoal, Callable[[], Record]] = {}
+        """The functions that wait for predicted kernels which `begin` has begun."""
 
     def lanes(self, kind: EqualRegions) -> list[FusedGoal]:
         """The lanes of a kind's goal, which are found once; a goal whose kernel prepares weights is
@@ -149,6 +151,15 @@ class KernelChoices:
         """Whether the kernels of all lanes of a kind are on disk."""
         return not self.unknown(kind)
 
+    def begin(self, kind: EqualRegions) -> None:
+        """Begin to compile the predicted kernels of a kind whose searches have ended. Raises
+        TasoMirageError where there is none."""
+        for goal in dict.fromkeys(self.unknown(kind)):
+            if self.searches is not None and self.searches.has_ended(goal) and goal not in self._compiling:
+                found = self.searches(goal[0], 0.0, self._goes_on, goal[1], first=True)
+                if found:
+                    self._compiling[goal] = self.backend.predicted(goal[0], found, kind.sizes)
+
     def predicted(self, kind: EqualRegions, share: float) -> Callable[[], tuple[Record, PlannedNode] | None]:
         """Begin the kernel for a region that is predicted to be the fastest, or that was chosen
         earlier. The returned function waits for the compiler. Raises TasoMirageError, as that
@@ -169,10 +180,12 @@ class KernelChoices:
             return partial(dict, known)
         if not self.searching or share <= 0 or self.searches is None:
             return None
-        found = self.searches(goal[0], share, self._goes_on, goal[1], first=True)
-        if not found:
-            return None
-        wait = self.backend.predicted(goal[0], found, kind.sizes)
+        wait = self._compiling.get(goal)
+        if wait is None:
+            found = self.searches(goal[0], share, self._goes_on, goal[1], first=True)
+            if not found:
+                return None
+            wait = self.backend.predicted(goal[0], found, kind.sizes)
 
         def kept() -> Record:
             self._predicted[goal] = wait()

@@ -232,6 +232,8 @@ class KernelMaker:
         if kind.free is not None and told and region_times.slower_elsewhere(self.sizes, *place):
             return None
         self.made.append(kernel)
+        if kernel.faster:
+            self.time.checked.add(kind.goal)
         if self.elsewhere and kernel.faster:
             self.backend.begin_shipping(kernel.record)
         return kernel

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.child import child
 from taso_mirage.pipeline.fuse.region_kernels import RegionKernel, kernel_savings, refused_parts, without_places
 from taso_mirage.regions.batches import EqualRegions
@@ -29,6 +30,8 @@ the next kind. A kind whose share of all possible savings is smaller gets no mor
 also if it is the last one."""
 REACH = 0.2
 """The share of the time of a predicted kernel that tuning may save."""
+LEAST_REGIONS = 2.0
+"""The least seconds that are kept for the check of kernels on the inputs of their regions."""
 MADE, TRIED, PART_TRIED = "kernels", "kernels in the model", "some kernels in the model"
 
 
@@ -37,12 +40,15 @@ class StageTime:
     """The time of the kernel stage. `trial` are the seconds of the last trial in the model, or the
     least seconds of one. With `reserve`, the time of one more trial is kept for the model without
     the kernels' library, which was not measured. Known kernels (not `searching`) may use all of the
-    time."""
+    time. A check on the inputs of regions takes `of_a_kind` seconds for each of the `checked` goals
+    with a kernel; LEAST_REGIONS of these are no part of the stage's time."""
 
     budget: Budget
     searching: bool
     trial: float
     reserve: bool = False
+    of_a_kind: float = 0.0
+    checked: set[Graph] = field(default_factory=set)
 
     def over(self) -> bool:
         """Whether it is too late to begin anything."""
@@ -52,7 +58,8 @@ class StageTime:
         """The seconds for kernels and trials, without those of the check that follows, which takes
         about as long as a trial."""
         left = self.budget.left() if self.searching else math.inf
-        return min(left - self.trial * self.reserve, child().deadline.last() - self.trial)
+        checks = max(self.of_a_kind * len(self.checked) - LEAST_REGIONS, 0.0)
+        return min(left - self.trial * self.reserve, child().deadline.last() - self.trial) - checks
 
     def of_a_kernel(self) -> float:
         """The seconds for a kernel on another worker, after which it can be tried in the model."""

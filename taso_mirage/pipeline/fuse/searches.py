@@ -104,7 +104,12 @@ class Searches:
         answer = future.result() or ()
         if isinstance(answer, str):
             raise RuntimeError(f"in a process that searches: {answer}")
-        return [FoundMuGraph.of_json(each, goal, own=True) for each in answer]
+        return [FoundMuGraph.of_json(each, goal, own=True) for each in (answer[:FIRST] if first else answer)]
+
+    def has_ended(self, goal: SearchedGoal) -> bool:
+        """Whether the search for a goal in another process has ended."""
+        future = self.futures.get(goal)
+        return future is not None and future.done()
 
     def close(self) -> None:
         if self.workers is not None:

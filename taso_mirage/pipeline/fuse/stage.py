@@ -25,8 +25,11 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import Difference, passes_checker
 from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
+from taso_mirage.measure.joint import opens_slowly
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.timing import GAIN, Timing
+from taso_mirage.measure.whole import BY_RUNS
+from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.choices import KernelChoices
 from taso_mirage.pipeline.fuse.comparisons import Comparisons, elsewhere_note
 from taso_mirage.pipeline.fuse.kernel_check import KernelCheck
@@ -46,6 +49,10 @@ from taso_mirage.search.search import Budget
 from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
+CHECKED_KIND = 0.8
+"""Seconds in which a GPU's kernel is compared on the inputs of its regions, with the library and
+without: sessions open slowly there."""
+
 
 def fused(
     result: Result,
@@ -58,6 +65,7 @@ def fused(
     backend: Backend | None = None,
     once: bool = False,
     ready: Workers | None = None,
+    ahead: KernelsAhead | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster with them; else the result, with a note
     of the reason.
@@ -68,7 +76,7 @@ def fused(
     an open session on the original, if any; `trying`: the least seconds that a model takes to load
     and to compare, if known; `backend`: that of the target, if any; `once`: all kernels are tried
     together, against the original, and no model is loaded for another comparison; `ready`: started
-    processes for searches, if any.
+    processes for searches, if any; `ahead`: kernels of this model, if it is the expected one.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked; a note says so already
@@ -83,7 +91,7 @@ def fused(
     stop.budget = Budget(config.budget)
     spent = StageTime(stop.budget, mode == SEARCH, trying or config.seconds / 2)
     try:
-        return _Stage(result, config, backend, progress, spent, original, once).run(ready)
+        return _Stage(result, config, backend, progress, spent, original, once, ahead).run(ready)
     finally:
         stop.budget = None
 
@@ -98,6 +106,7 @@ class _Stage:
         spent: StageTime,
         original: Session | None,
         once: bool,
+        ahead: KernelsAhead | None,
     ) -> None:
         self.result, self.config, self.progress, self.time, self.original = result, config, progress, spent, original
         self.notes: list[str] = []
@@ -105,13 +114,19 @@ class _Stage:
         sizes = result.workloads[0][0]
         self.rounding = ROUNDED in result.target.options
         backend = backend.rounding() if self.rounding else backend
-        kinds = find_kinds(base.model, sizes, backend, spent.over, self._report)
+        self.ahead = ahead if ahead is not None and ahead.fits(base.model, sizes, backend) else None
+        if self.ahead is None:
+            kinds = find_kinds(base.model, sizes, backend, spent.over, self._report)
+            choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
+        else:
+            kinds, choices = self.ahead.taken(spent.budget, self._report)
+        regional = once and result.cases[0].against == BY_RUNS and opens_slowly(result.target)
+        spent.of_a_kind = CHECKED_KIND if regional else 0.0
         spent.reserve = once and config.elsewhere and not kinds.has_operators_of(base.model)
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
         comparisons = Comparisons(base.target, feeds, [share for _, share in result.workloads], config.seconds)
-        choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
         self.maker = KernelMaker(
             kinds, choices, backend, spent, sizes, comparisons.clock, self._report, config.elsewhere
         )
@@ -131,7 +146,8 @@ class _Stage:
 
     def run(self, ready: Workers | None) -> Result:
         model, maker, budget = None, self.maker, self.time.budget
-        with closing(maker.backend), closing(maker.searches(ready)) as maker.choices.searches, self._other_workers():
+        searches = maker.choices.searches or maker.searches(ready)
+        with closing(maker.backend), closing(searches) as maker.choices.searches, self._other_workers():
             self.order = KernelOrder(
                 self.kinds.possible,
                 maker.known(),

@@ -19,7 +19,7 @@ from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, substitute, topological, variable
 from taso_mirage.onnx_io.loops import step_leaves
 from taso_mirage.operators.interpret import definition
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.cases import cut_free
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.derived_traits import multiplies, selects
@@ -187,8 +187,8 @@ def _elements(node: Node) -> int:
 
 
 def _forms(single: Node, given: Mapping[Node, Node], count: Dim) -> Iterator[Node]:
-    """Terms of whole sequences that an operator may be: with its axes one further, and for one of
-    elements with the operands of lower rank aligned."""
+    """Terms of whole sequences that an operator may be: with its axes one further, for one of
+    elements with the operands of lower rank aligned, and for one of samples with more of them."""
     rank = max(len(a.shape) for a in single.args if isinstance(a.type, Tensor) and a is not ABSENT)
     attrs = {key: _further(key, value, count) for key, value in single.attrs}
     plain = [given.get(a, a) for a in single.args]
@@ -198,6 +198,20 @@ def _forms(single: Node, given: Mapping[Node, Node], count: Dim) -> Iterator[Nod
             yield term(single.op, *args, **attrs)
         except TasoMirageError:
             continue
+    yield from _with_samples(single, given, count)
+
+
+def _with_samples(single: Node, given: Mapping[Node, Node], count: Dim) -> Iterator[Node]:
+    """An operator on samples, with those of all steps as samples."""
+    samples, batch = single.args[0], traits(single).batch
+    if batch is None or given.keys() != {samples} or not batch(single):
+        return
+    try:
+        data = term("reshape", given[samples], shape=(count * samples.shape[0], *samples.shape[1:]))
+        made = term(single.op, data, *single.args[1:], **dict(single.attrs))
+        yield term("reshape", made, shape=(count, *single.shape))
+    except TasoMirageError:
+        return
 
 
 def _aligned(whole: Node, missing: int) -> Node:

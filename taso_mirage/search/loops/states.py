@@ -7,7 +7,7 @@ of the element of the ones that of the others (`onnx_io/content_terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError
@@ -24,24 +24,44 @@ from taso_mirage.search.loops.values import AllValues, ShiftRegister, StateForm,
 from taso_mirage.search.steps import BehindLoop, ClosedState, RewriteStep
 
 
-def without_states(loop: Node, proofs: Proofs, used: Collection[int] = ()) -> LighterLoop | None:
+def without_states(loop: Node, proofs: Proofs, used: Collection[int] | None = None) -> LighterLoop | None:
     """The loop without the states whose values in all steps are known; its results that then depend
     on no state are terms of all steps, and without other results there is no loop. None where no
-    state is known. `used`: the results that a model reads, of which a certificate names one."""
-    made = LighterLoop(loop, results_of(loop), (), ())
-    named = [each for i, each in enumerate(made.results) if i in used or not used]
-    while made.term is not None and (found := _without_state(made.term, named[0], proofs)) is not None:
-        made = made.then(found)
-        named = list(results_of(made.term)) if made.term is not None else []
+    state is known. `used`: the results that a model reads, which a certificate knows; without it
+    all of them."""
+    results = results_of(loop)
+    made, wanted = LighterLoop(loop, results, (), ()), set(range(len(results)) if used is None else used)
+    named = results[min(wanted)] if wanted else None
+    while named is not None and made.term is not None:
+        found = _without_state(made.term, wanted, named, proofs)
+        if found is None:
+            break
+        made, state = made.then(found), found.closed[0].state
+        wanted = {i - (i > state) for i in wanted if i != state}
+        named = results_of(made.term)[0] if made.term is not None else None
     if not made.closed:
         return None
-    return made if made.term is None or made.term.attr("states") else made.then(without_steps(made.term, proofs))
+    if made.term is None or needed_states(made.term, wanted):
+        return made
+    return made.then(without_steps(made.term, wanted, proofs))
 
 
-def _without_state(loop: Node, result: Node, proofs: Proofs) -> LighterLoop | None:
-    """The loop without the first state whose values are known."""
+def needed_states(loop: Node, wanted: Iterable[int]) -> list[int]:
+    """The states on which some results of a loop depend."""
+    body, states = loop.attr("body"), loop.attr("states")
+    found, waiting = set[int](), set(wanted)
+    while waiting:
+        i = waiting.pop()
+        found |= {i} if i < states else set()
+        below = set(topological([body.outputs[i]]))
+        waiting |= {k for k in range(states) if body.inputs[k] in below} - found
+    return sorted(found)
+
+
+def _without_state(loop: Node, wanted: Collection[int], result: Node, proofs: Proofs) -> LighterLoop | None:
+    """The loop without the first state that is needed and whose values are known."""
     body: Graph = loop.attr("body")
-    for state in range(loop.attr("states")):
+    for state in needed_states(loop, wanted):
         for form, each in state_forms(body, loop.attr("states"), state):
             if _is_large(loop, state, form):
                 continue
@@ -171,21 +191,16 @@ def _reading(
     return LighterLoop(made, tuple(found), obligations, (), (closed,))
 
 
-def without_steps(loop: Node, proofs: Proofs) -> LighterLoop:
-    """A loop without states as terms of all steps; results for which none is found stay."""
+def without_steps(loop: Node, wanted: Collection[int], proofs: Proofs) -> LighterLoop:
+    """A loop of which the wanted results depend on no state, with these as terms of all steps;
+    those for which no such term is found stay."""
     body: Graph = loop.attr("body")
-    whole = {i: every_step(loop, each, proofs) for i, each in enumerate(body.outputs)}
-    kept = [i for i, found in whole.items() if found is None]
-    made = None
-    if kept:
-        step = Graph(body.inputs, tuple(body.outputs[i] for i in kept))
-        made = term(loop.op, *loop.args, **{**dict(loop.attrs), "body": step})
-    stays = dict(zip(kept, () if made is None else results_of(made), strict=True))
-    olds = results_of(loop)
-    moved = {i: found for i, found in whole.items() if found is not None}
-    return LighterLoop(
-        made,
-        tuple(stays[i] if i in stays else moved[i][0] for i in whole),
-        tuple(step for _, steps in moved.values() for step in steps),
-        tuple(BehindLoop(olds[i], (), found[0]) for i, found in moved.items()),
-    )
+    olds, results, steps, behind = results_of(loop), list(results_of(loop)), list[RewriteStep](), list[BehindLoop]()
+    for i in sorted(wanted):
+        found = every_step(loop, body.outputs[i], proofs)
+        if found is not None:
+            results[i] = found[0]
+            steps += found[1]
+            behind.append(BehindLoop(olds[i], (), found[0]))
+    stays = any(results[i] is olds[i] for i in wanted)
+    return LighterLoop(loop if stays else None, tuple(results), tuple(steps), tuple(behind))

@@ -1,12 +1,13 @@
-"""Sums over the shifted parts of a sequence, each times a weight, as convolutions.
+"""Sums over the shifted parts of a sequence, each times a weight, and convolutions of them in each
+step, as convolutions over the sequence.
 
-The parts are those of a shift register (`search/loops/values.py`). The equality of the sum and of
-the convolution is proved.
+The parts are those of a shift register (`search/loops/values.py`). The equality is proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,60 +19,115 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import LighterLoop
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal
-from taso_mirage.search.loops.values import sliced
+from taso_mirage.search.loops.values import sliced, with_axis
 from taso_mirage.search.steps import RewriteStep
 
 
 @dataclass(frozen=True, slots=True)
-class _Shifted:
-    """Parts of one sequence along an axis of a term: rows from `start` on, each one row later, or
-    earlier with `flipped`."""
+class _Window:
+    """Parts of one sequence side by side along an axis of a term: rows from `start` on, each one
+    row later, or earlier with `flipped`. `columns`: the parts with that axis."""
 
+    term: Node
+    axis: int
+    columns: tuple[Node, ...]
     whole: Node
     start: int
-    count: int
     flipped: bool
+
+    @property
+    def count(self) -> int:
+        """The number of parts."""
+        return len(self.columns)
+
+    @property
+    def steps(self) -> int:
+        """The rows of a part."""
+        return int(self.term.shape[0])
+
+    @property
+    def rows(self) -> Node:
+        """The rows of all parts."""
+        count = self.steps + self.count - 1
+        return self.whole if self.whole.shape[0] == count else sliced(self.whole, self.start, self.start + count)
+
+    def shifted(self) -> dict[Node, Node]:
+        """Each column as a part of the sequence."""
+        places = list(range(self.start, self.start + self.count))
+        parts = [sliced(self.whole, at, at + self.steps) for at in (places[::-1] if self.flipped else places)]
+        flat = [_without(column, self.axis) for column in self.columns]
+        return {
+            column: column if old is new else with_axis(new, self.axis)
+            for column, old, new in zip(self.columns, flat, parts, strict=True)
+        }
 
 
 def with_convolutions(form: LighterLoop, proofs: Proofs) -> LighterLoop | None:
-    """The results with convolutions in the place of sums over shifted parts; None where there is
-    none."""
-    table, steps = dict[Node, Node](), list[RewriteStep]()
-    for node in topological(form.results):
-        try:
-            found = _convolution(node, proofs)
-        except TasoMirageError:
-            continue
-        if found is not None:
-            table[node] = found[-1].new[0]
-            steps += found
-    if not table:
+    """The results with convolutions over sequences in the place of those over shifted parts; None
+    where there is none."""
+    terms = form.results if form.term is None else (*form.results, form.term)
+    steps, seen = list[RewriteStep](), set[Node]()
+    while (found := _first(terms, seen, proofs)) is not None:
+        steps += found
+        terms = substitute(terms, {found[0].old[0]: found[-1].new[0]})
+    if not steps:
         return None
-    obligations = (*form.obligations, *steps)
-    return replace(form, results=substitute(form.results, table), obligations=obligations)
+    results, loop = terms[: len(form.results)], terms[-1] if form.term is not None else None
+    return replace(form, term=loop, results=results, obligations=(*form.obligations, *steps))
+
+
+def _first(results: Sequence[Node], seen: set[Node], proofs: Proofs) -> list[RewriteStep] | None:
+    """The equalities of the first term that becomes another convolution, besides those `seen`."""
+    for node in topological(results):
+        if node in seen or not node.args:
+            continue
+        seen.add(node)
+        with suppress(TasoMirageError):
+            found = _convolution(node, proofs)
+            if found:
+                return found
+    return None
 
 
 def _convolution(node: Node, proofs: Proofs) -> list[RewriteStep] | None:
-    """The equalities from a sum over shifted parts to a convolution."""
-    products = node.args[0] if node.args else node
+    """The equalities from a term over shifted parts to a convolution."""
+    for window, new, beside in (*_of_sums(node), *_of_convolutions(node)):
+        moved = window.shifted()
+        (middle,) = substitute((node,), moved, topological((node,), stop=window.columns))
+        operands = [each.args[0] if each.args and each.args[0] in moved else each for each in _operands(window.whole)]
+        same = [column for column, part in moved.items() if column is part]
+        return _proved([(node, middle, [*same, *operands, *beside]), (middle, new, [window.whole, *beside])], proofs)
+    return None
+
+
+def _of_sums(node: Node) -> Iterator[tuple[_Window, Node, Sequence[Node]]]:
+    """A sum of products of shifted parts with weights, as a convolution."""
+    products = node.args[0]
     axis = _summed_axis(node, products)
     if axis is None:
-        return None
+        return
     left, right = products.args
-    for window, weight in ((left, right), (right, left)):
-        parts = _parts(window, axis) if window.type == products.type else []
-        found = _shifted(parts)
-        if found is None or not isinstance(window.shape[0], int):
-            continue
-        same = [sliced(found.whole, at, at + window.shape[0]) for at in _offsets(found)]
-        moved = dict(zip(parts, same, strict=True))
-        (middle,) = substitute((node,), moved, topological((node,), stop=parts))
-        new = _convolved(found, window, weight, axis)
-        new = new if new.type == node.type else term("unsqueeze", new, axes=(axis,))
-        beside = [a for a, b in moved.items() if a is b]
-        claims = [(node, middle, [*beside, *_operands(found.whole), weight]), (middle, new, [found.whole, weight])]
-        return _proved(claims, proofs)
-    return None
+    for inner, weight in ((left, right), (right, left)):
+        window = _window(inner, axis) if inner.type == products.type else None
+        if window is not None:
+            new = _depthwise(window, weight)
+            yield window, new if new.type == node.type else with_axis(new, axis), (weight,)
+
+
+def _of_convolutions(node: Node) -> Iterator[tuple[_Window, Node, Sequence[Node]]]:
+    """A convolution of the window of each step, as one over the sequence."""
+    if not traits(node).windowed or traits(node).kernel != 1 or node.tensor.rank != 3 or any(node.attr("pads")):
+        return
+    data = node.args[0]
+    inner = data.args[0] if len(data.args) == 1 and data.shape[1:] == data.args[0].shape[-2:] else data
+    window = _window(inner, inner.tensor.rank - 1)
+    if window is None or window.flipped or node.shape[-1] != 1:
+        return
+    samples = dim_product(inner.shape[1:-2])
+    rows = _shaped(window.rows, (window.rows.shape[0], samples, data.shape[1]))
+    attrs = {**dict(node.attrs), "strides": (1,)}
+    made = term(node.op, term("transpose", rows, perm=(1, 2, 0)), *node.args[1:], **attrs)
+    yield window, _shaped(term("transpose", made, perm=(2, 0, 1)), node.shape), node.args[1:]
 
 
 def _summed_axis(node: Node, products: Node) -> int | None:
@@ -96,30 +152,33 @@ def _proved(claims: Sequence[tuple[Node, Node, Sequence[Node]]], proofs: Proofs)
     return steps
 
 
-def _parts(window: Node, axis: int) -> list[Node]:
-    """The terms that are side by side along an axis of a term; none where one has another axis."""
-    if len(window.args) == 1 and dict(window.attrs).get("axes") == (axis,):
-        return [window.args[0]] if window is term("unsqueeze", window.args[0], axes=(axis,)) else []
-    joins = traits(window).joins
-    if joins is None or window.attr(joins) != axis:
-        return []
-    found = [_parts(each, axis) for each in window.args]
-    return [part for parts in found for part in parts] if all(found) else []
-
-
-def _shifted(parts: Sequence[Node]) -> _Shifted | None:
-    """Parts that are consecutive rows of one sequence."""
-    places = [_place(part) for part in parts]
-    wholes = {place[0] for place in places if place is not None}
-    for whole in wholes if len(parts) > 1 else ():
-        starts = [_place_in(whole, part) for part in parts]
-        if None in starts:
-            continue
-        known = [int(at) for at in starts if at is not None]
+def _window(node: Node, axis: int) -> _Window | None:
+    """A term as consecutive rows of one sequence along an axis."""
+    columns = tuple(_columns(node, axis))
+    flat = [_without(column, axis) for column in columns]
+    wholes = {place[0]: None for place in map(_place, flat) if place is not None}
+    for whole in wholes if len(columns) > 1 and isinstance(node.shape[0], int) else ():
+        starts = [at for at in (_place_in(whole, part) for part in flat) if at is not None]
         for step in (1, -1):
-            if known == list(range(known[0], known[0] + step * len(known), step)):
-                return _Shifted(whole, min(known), len(known), step < 0)
+            if len(starts) == len(flat) and starts == list(range(starts[0], starts[0] + step * len(starts), step)):
+                return _Window(node, axis, columns, whole, min(starts), step < 0)
     return None
+
+
+def _columns(node: Node, axis: int) -> list[Node]:
+    """The terms of one element along an axis that are side by side in a term."""
+    joins = traits(node).joins
+    if joins is not None and node.attr(joins) == axis:
+        found = [_columns(each, axis) for each in node.args]
+        return [part for parts in found for part in parts] if all(found) else []
+    return [node] if node.shape[axis] == 1 else []
+
+
+def _without(column: Node, axis: int) -> Node:
+    """A term of one element along an axis, without it."""
+    if len(column.args) == 1 and column is term("unsqueeze", column.args[0], axes=(axis,)):
+        return column.args[0]
+    return term("reshape", column, shape=(*column.shape[:axis], *column.shape[axis + 1 :]))
 
 
 def _place(part: Node) -> tuple[Node, int] | None:
@@ -150,38 +209,30 @@ def _operands(whole: Node) -> tuple[Node, ...]:
     return whole.args if joins is not None and whole.attr(joins) == 0 else ()
 
 
-def _offsets(found: _Shifted) -> list[int]:
-    places = list(range(found.start, found.start + found.count))
-    return places[::-1] if found.flipped else places
-
-
-def _convolved(found: _Shifted, window: Node, weight: Node, axis: int) -> Node:
+def _depthwise(window: _Window, weight: Node) -> Node:
     """The convolution of each channel, the last axis beside the window's, over all rows."""
-    steps, rank = window.shape[0], window.tensor.rank
+    shape, rank, axis = window.term.shape, window.term.tensor.rank, window.axis
     beside = [i for i in range(1, rank) if i != axis]
-    channel, samples = beside[-1], [window.shape[i] for i in beside[:-1]]
-    channels = window.shape[channel]
-    kernel = _kernel(
-        found, _shaped(weight, (*(1,) * (rank - weight.tensor.rank), *weight.shape)), (axis, channel), channels
-    )
-    rows = steps + found.count - 1
-    data = found.whole if found.whole.shape[0] == rows else sliced(found.whole, found.start, found.start + rows)
-    data = term("transpose", _shaped(data, (rows, dim_product(samples), channels)), perm=(1, 2, 0))
-    attrs = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": channels}
-    made = term("conv", data, term("unsqueeze", kernel, axes=(1,)), **attrs)
-    return _shaped(term("transpose", made, perm=(2, 0, 1)), (steps, *samples, channels))
+    channel, samples = beside[-1], [shape[i] for i in beside[:-1]]
+    aligned = _shaped(weight, (*(1,) * (rank - weight.tensor.rank), *weight.shape))
+    kernel = term("unsqueeze", _kernel(window, aligned, channel), axes=(1,))
+    rows = _shaped(window.rows, (window.rows.shape[0], dim_product(samples), shape[channel]))
+    attrs = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": shape[channel]}
+    made = term("conv", term("transpose", rows, perm=(1, 2, 0)), kernel, **attrs)
+    return _shaped(term("transpose", made, perm=(2, 0, 1)), (window.steps, *samples, shape[channel]))
 
 
-def _kernel(found: _Shifted, weight: Node, places: tuple[int, int], channels: Dim) -> Node:
+def _kernel(window: _Window, weight: Node, channel: int) -> Node:
     """The weights of the parts for each channel, or for all, in the order of the rows."""
+    places = (window.axis, channel)
     if any(n != 1 for i, n in enumerate(weight.shape) if i not in places):
         raise TasoMirageError("a weight for each step, or for each sample")
     kernel = _shaped(weight, tuple(weight.shape[i] for i in sorted(places)))
     kernel = term("transpose", kernel, perm=(1, 0)) if places[0] < places[1] else kernel
-    shape = (channels, found.count)
+    shape = (window.term.shape[channel], window.count)
     kernel = kernel if kernel.shape == shape else term("expand", kernel, shape=shape)
-    if found.flipped:
-        kernel = term("slice", kernel, starts=(found.count - 1,), ends=(-1,), axes=(1,), steps=(-1,))
+    if window.flipped:
+        kernel = term("slice", kernel, starts=(window.count - 1,), ends=(-1,), axes=(1,), steps=(-1,))
     return kernel
 
 
