@@ -303,7 +303,7 @@ def _own(case: CheckCase, output: int) -> float:
 def _finely(case: CheckCase, outputs: list[Any], share: float) -> CheckCase:
     """A case where the runtime rounds no operands to few digits."""
     allowed = [share * _own(case, i) for i in range(len(outputs))]
-    return replace(case, name=case.name + FINE_CASE, original=outputs, fine=None, allowed=allowed)
+    return replace(case, name=case.name + FINE_CASE, original=outputs, fine=None, allowed=allowed, plain=None)
 
 
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
@@ -315,7 +315,7 @@ def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int
     if case.allowed and found.against != UNEXPLAINED:
         found = replace(found, bound=max(found.bound, case.allowed[i]))
     if found.passed or not np.isfinite(found.error) or not isinstance(old, np.ndarray):
-        return found
+        return found if found.passed else _against_plain(case, i, name, new, found) or found
     turned = _turned(case, i, found)
     if turned.passed or case.resolution is None:
         return turned
@@ -326,13 +326,15 @@ def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int
 
 
 def _against_plain(case: CheckCase, i: int, name: str, new: Any, found: Difference) -> Difference | None:
-    """The difference from the original without the runtime's own optimizations, if float64 explains
-    its output there alone, and the new one is as near to float64 as the criterion says."""
-    outputs = None if found.against != UNEXPLAINED or case.plain is None else case.plain()
-    if outputs is None:
+    """The difference from the original without the runtime's own optimizations, if it passes, and
+    float64 explains that output alone."""
+    old, exact = case.original[i], case.reference[i]
+    wrong = found.against == UNEXPLAINED if rounds(old) else not equal_values(old, exact)
+    if not wrong or case.plain is None or (outputs := case.plain()) is None:
         return None
-    plain = difference(case.name, name, new, outputs[i], case.reference[i], against=case.against)
-    return plain if plain.passed and plain.against != UNEXPLAINED else None
+    plain = difference(case.name, name, new, outputs[i], exact, against=case.against)
+    right = plain.against != UNEXPLAINED if rounds(old) else equal_values(outputs[i], exact)
+    return plain if plain.passed and right else None
 
 
 def _turned(case: CheckCase, output: int, found: Difference) -> Difference:

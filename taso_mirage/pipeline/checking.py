@@ -288,7 +288,10 @@ class _Checking:
     def rebased(self, chosen: ModelCandidate) -> list[CheckCase]:
         """The cases with the candidate's results in the place of the original's."""
         plain, fine = (self._results(chosen, each) if self.fine or not each else {} for each in (False, True))
-        return [replace(c, original=plain[c.name], fine=fine.get(c.name) if c.fine else None) for c in self.cases]
+        return [
+            replace(c, original=plain[c.name], fine=fine.get(c.name) if c.fine else None, plain=None)
+            for c in self.cases
+        ]
 
     def _before(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate | None, Differences]:
         return self._keep_before(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())

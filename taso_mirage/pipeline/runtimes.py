@@ -16,17 +16,14 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.checking import Differences, check_candidates
 from taso_mirage.pipeline.choice import Choice, Choosing
 from taso_mirage.pipeline.problem import Problem
-from taso_mirage.pipeline.shares import compared_seconds, load_seconds
+from taso_mirage.pipeline.shares import HALF, runtime_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.system.wording import option
 
 SHARE = 0.25
-"""The largest share of the remaining time that other runtimes take."""
-LOADS = 3
-"""Loads of the original that a trial takes: another runtime compiles the model, and the check loads
-it again."""
+"""The largest share of the remaining time for more than one model in another runtime."""
 NOTHING = Choice()
 NOT_MEASURED = "other runtimes were not tried: that takes measurements"
 
@@ -66,11 +63,10 @@ def try_runtimes(
     for target in job.config.runtimes:
         own = replace(job, remarks=[], kept=None, failure=None)
         models = _models(problem, choice, target)
-        seconds = len(models) * (LOADS * load_seconds(job) + compared_seconds(job)) + job.checking
-        if seconds > SHARE * job.deadline.left():
+        if len(models) * runtime_seconds(job) > SHARE * job.deadline.left():
             models = models[:1]
         try:
-            job.deadline.demand("it was not tried", seconds if len(models) == 1 else 0.0)
+            job.deadline.demand("it was not tried", HALF * runtime_seconds(job))
             choosing = Choosing(own, problem, start.passed, cases[0].inputs, feeds)
             fastest = choosing.fastest(models, original, once=True)
             checked, differences, *_ = check_candidates(

@@ -33,6 +33,9 @@ AGAIN = 0.5
 """The time to load an optimized model relative to the original's."""
 LOADS = 2
 """The number of loads of a model for which time is kept before a comparison."""
+RUNTIME_LOADS = 3
+"""The number of loads of the original as long as which another runtime compiles it, for the
+comparison and for the check."""
 CHECKED = 2
 """The number of models that are loaded to check kernels: with their library and, if the model also
 goes to other machines, without."""
@@ -150,6 +153,16 @@ def _first_kernels(job: Job) -> float:
     return REGION + compared_seconds(job) + LOADS * load_seconds(job) + check
 
 
+def runtime_seconds(job: Job) -> float:
+    """Seconds to load, to compare and to check one model in another runtime, which compiles it."""
+    return RUNTIME_LOADS * load_seconds(job) + compared_seconds(job) + job.checking
+
+
+def _reserve_for_runtimes(job: Job) -> float:
+    """Seconds kept for a model in each of the other runtimes."""
+    return len(job.config.runtimes) * runtime_seconds(job) if job.config.measure else 0.0
+
+
 def _reserve_for_kernels(job: Job, left: float) -> float:
     """The part of the `left` seconds that is kept for the first kernels: none where they would not
     be enough."""
@@ -161,14 +174,15 @@ def _reserve_for_kernels(job: Job, left: float) -> float:
 
 def after_choice(job: Job) -> float:
     """Seconds kept for the work after the choice: the check, and the first kernels."""
-    must = job.checking + job.regions
+    must = job.checking + job.regions + _reserve_for_runtimes(job)
     return must + _reserve_for_kernels(job, job.deadline.left() - must)
 
 
 def _free_seconds(job: Job) -> float:
     """Seconds for the searches of substitutions and of kernels."""
     left = job.deadline.left()
-    return max(left - measuring_seconds(job) - job.checking - job.regions, min(LOOK, HALF * left))
+    must = measuring_seconds(job) + job.checking + job.regions + _reserve_for_runtimes(job)
+    return max(left - must, min(LOOK, HALF * left))
 
 
 def search_seconds(job: Job) -> float:

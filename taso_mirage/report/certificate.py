@@ -153,7 +153,7 @@ class _Book:
             like = self._like.get(_kind(each))
             if like is None or not each.args:
                 # like none before: as text
-                self.records.append(["leaf", _alone(each), [self._numbers[a] for a in each.args]])
+                self.records.append(["leaf", _alone(each), [self._numbers[a] for a in _whole(each).args]])
             else:
                 self.records.append(["term", like, [self._numbers[a] for a in each.args]])
             self._number(each)
@@ -163,7 +163,7 @@ class _Book:
         """Whether records can name a term: each node and weight below it is like one of the model.
         A result of a loop that the model does not use is not there."""
         below = topological([node], stop=self._numbers)
-        return all(n.op not in ("opaque", "weight") or _kind(n) in self._like for n in below)
+        return all(_whole(n).op not in ("opaque", "weight") or _kind(n) in self._like for n in below)
 
     def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed in advance, or an equality between
@@ -212,10 +212,16 @@ def _kind(node: Node) -> tuple[Any, ...]:
     return node.op, node.attrs, types
 
 
+def _whole(node: Node) -> Node:
+    """The operator of a term: for one of several results the operator that has them."""
+    return node.args[0] if node.op == "item" else node
+
+
 def _alone(node: Node) -> str:
-    """One term as a function of its operands."""
-    cut = tuple(variable(f"x{i}", arg.tensor) for i, arg in enumerate(node.args))
-    return show_graph(Graph(cut, (with_args(node, cut),)))
+    """One term as a function of the operands of its operator."""
+    cut = tuple(variable(f"x{i}", arg.tensor) for i, arg in enumerate(_whole(node).args))
+    made = with_args(_whole(node), cut)
+    return show_graph(Graph(cut, (with_args(node, (made,)) if node.op == "item" else made,)))
 
 
 def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict) -> dict[str, Any]:

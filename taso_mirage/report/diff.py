@@ -4,7 +4,7 @@ of the check."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -201,12 +201,18 @@ def _unify(name: str, a: Tensor, b: Tensor, sizes: dict[str, int]) -> None:
             sizes[str(m)] = n
 
 
+def _placed(outputs: Callable[[], list[Any] | None], places: Sequence[int]) -> list[Any] | None:
+    found = outputs()
+    return None if found is None else [found[i] for i in places]
+
+
 def _reorder(case: CheckCase, places: Sequence[int]) -> CheckCase:
     """The case with its outputs in the order of the second model."""
     resolution = case.resolution
     return replace(
         case,
         original=[case.original[i] for i in places],
+        plain=None if case.plain is None else partial(_placed, case.plain, places),
         reference=[case.reference[i] for i in places],
         moved=lambda ways: [case.moved(ways)[i] for i in places],
         resolution=None if resolution is None else lambda: [resolution()[i] for i in places],

@@ -111,6 +111,7 @@ QUICK = (
         "body Loop",
         "body Scan",
         "body Scan, with a sum of weights that nothing reads",
+        "body Scan over one of several results, with a sum that nothing reads",
         "body a branch inside of a loop",
     ),
     *("body two sequences that become one", "body a loop without a condition that nobody reads"),

@@ -230,6 +230,19 @@ BODIES = {
             >(s, x)
         }
     """,
+    "Scan over one of several results, with a sum that nothing reads": """
+        g (float[2] s, float[4, 4] x) => (float[2] y, float[1, 4] rest)
+            <int64[2] parts = {3, 1}> {
+            a, rest = Split<axis = 0>(x, parts)
+            y, z = Scan<
+                num_scan_inputs = 1,
+                body = b (float[2] o, float[4] r) => (float[2] n, float[4] t) {
+                    d = Neg(o) \n c = Neg(d) \n n = Selu(c)
+                    m = Sub(r, r)
+                    t = Tanh(m) }
+            >(s, a)
+        }
+    """,
     "a branch inside of a loop": """
         g (float[4, 4] x, int64 k, bool c) => (float[4, 4] y) {
             y = Loop(k, c, x) <

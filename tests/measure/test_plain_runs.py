@@ -15,6 +15,7 @@ from taso_mirage.measure.check import CheckCase, check_cases, compare
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU, UNOPTIMIZED
 from taso_mirage.operators.ops import term
+from taso_mirage.report.diff import _reorder
 
 EXACT = np.array([0.5, -1.0, 2.0])
 WRONG, RIGHT = (EXACT + 0.25).astype(np.float32), EXACT.astype(np.float32)
@@ -51,9 +52,36 @@ def test_either_the_original_or_float64(new: np.ndarray, plain: np.ndarray | Non
     assert found.passed == passed
 
 
+@pytest.mark.parametrize(
+    ("new", "plain", "exact", "passed"),
+    [
+        ([1, 2], [1, 2], [1, 2], True),
+        ([1, 3], [1, 3], [1, 3], True),  # as the original
+        ([1, 2], [1, 2], [1, 3], False),  # the original is right
+        ([1, 2], [1, 4], [1, 2], False),  # the original is wrong without optimizations, too
+        ([1, 4], [1, 2], [1, 2], False),
+    ],
+)
+def test_integers_are_those_of_the_original_or_of_float64(
+    new: list[int], plain: list[int], exact: list[int], passed: bool
+) -> None:
+    made, known, right = (np.array(each) for each in (new, plain, exact))
+    there = replace(case(known), original=[np.array([1, 3])], reference=[right])
+    (found,) = compare(RELU, Known(made), [there])
+    assert found.passed == passed
+
+
 def test_without_plain_outputs_the_original_alone_counts() -> None:
     (found,) = compare(RELU, Known(RIGHT), [replace(case(RIGHT), plain=None)])
     assert not found.passed
+
+
+def test_plain_outputs_are_reordered_with_the_others() -> None:
+    both = CheckCase("c", {}, [WRONG, EXACT], [EXACT, EXACT], lambda ways: [0.0, 0.0], plain=lambda: [RIGHT, EXACT])
+    swapped = _reorder(both, [1, 0])
+    assert swapped.plain is not None
+    assert swapped.plain()[1] is RIGHT  # type: ignore[index]
+    assert _reorder(replace(both, plain=lambda: None), [1, 0]).plain() is None  # type: ignore[misc]
 
 
 def test_the_plain_run_is_made_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,8 +186,29 @@ def test_a_convolution_inside_of_a_window_stays_one_of_each_step() -> None:
     same(proto, before, step)
 
 
-def test_a_convolution_of_a_free_length_would_fail_without_a_step() -> None:
-    assert rewritten(register(APPENDED, "t"), convolved=True)[1] is None
+LOOP = """
+    g (float[2, 3, 2] b0, float[t, 2, 3] X, float[3, 3] W) => (float[2, 3, 2] b, float[t, 2, 3] Y) {
+        zero = Constant<value = int64 {0}>() \n yes = Constant<value = bool {1}>() \n shape = Shape(X) \n trips = Gather(shape, zero)
+        a2 = Constant<value = int64[1] {2}>() \n i1 = Constant<value = int64[1] {1}>() \n i3 = Constant<value = int64[1] {3}>()
+        b, Y = Loop(trips, yes, b0) <body = step (int64 i, bool c, float[2, 3, 2] s)
+                => (bool c2, float[2, 3, 2] n, float[2, 3] y) {
+            c2 = Identity(c) \n x = Gather(X, i) \n e = Unsqueeze(x, a2) \n w = Concat<axis = 2>(s, e)
+            n = Slice(w, i1, i3, a2) \n p = Mul(w, W) \n y = ReduceSum<keepdims = 0>(p, a2)
+        }>
+    }
+"""
+
+
+def test_a_convolution_of_a_free_length_has_a_result_of_no_step() -> None:
+    proto = parse(LOOP)
+    before, made, step = rewritten(proto, convolved=True)
+    assert made is not None
+    assert step is not None
+    found = same(proto, before, step, undecided=1)
+    assert "Conv" in {n.op_type for n in found.graph.node}
+    feed = {n.attr("name"): random_array(n, np.random.default_rng(0), {"t": 0}) for n in before.graph.inputs}
+    for a, b in zip(run(proto, **feed), run(found, **feed), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_registers_of_several_states_are_found_one_after_the_other() -> None:

@@ -41,9 +41,26 @@ class _Window:
         return len(self.columns)
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> Dim:
         """The rows of a part."""
-        return int(self.term.shape[0])
+        return self.term.shape[0]
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """The rows of zeros before and behind all: one behind a number of rows that a run tells, so
+        that a convolution has a result also of none."""
+        return 0, int(not isinstance(self.steps, int))
+
+    def convolved(self, op: str, *others: Node, **attrs: Any) -> Node:
+        """An operator that convolves all rows, by its kernel and the others: (steps, samples,
+        channels)."""
+        shape = self.term.shape
+        beside = [n for i, n in enumerate(shape) if i not in (0, self.axis)]
+        rows = _shaped(self.rows, (self.rows.shape[0], dim_product(beside[:-1]), beside[-1]))
+        attrs |= {"strides": (1,), "pads": self.pads}
+        made = term(op, term("transpose", rows, perm=(1, 2, 0)), *others, **attrs)
+        made = term("transpose", made, perm=(2, 0, 1))
+        return sliced(made, 0, self.steps) if any(self.pads) else made
 
     @property
     def rows(self) -> Node:
@@ -123,11 +140,8 @@ def _of_convolutions(node: Node) -> Iterator[tuple[_Window, Node, Sequence[Node]
     window = _window(inner, inner.tensor.rank - 1)
     if window is None or window.flipped or node.shape[-1] != 1:
         return
-    samples = dim_product(inner.shape[1:-2])
-    rows = _shaped(window.rows, (window.rows.shape[0], samples, data.shape[1]))
-    attrs = {**dict(node.attrs), "strides": (1,)}
-    made = term(node.op, term("transpose", rows, perm=(1, 2, 0)), *node.args[1:], **attrs)
-    yield window, _shaped(term("transpose", made, perm=(2, 0, 1)), node.shape), node.args[1:]
+    made = window.convolved(node.op, *node.args[1:], **dict(node.attrs))
+    yield window, _shaped(made, node.shape), node.args[1:]
 
 
 def _summed_axis(node: Node, products: Node) -> int | None:
@@ -157,7 +171,7 @@ def _window(node: Node, axis: int) -> _Window | None:
     columns = tuple(_columns(node, axis))
     flat = [_without(column, axis) for column in columns]
     wholes = {place[0]: None for place in map(_place, flat) if place is not None}
-    for whole in wholes if len(columns) > 1 and isinstance(node.shape[0], int) else ():
+    for whole in wholes if len(columns) > 1 else ():
         starts = [at for at in (_place_in(whole, part) for part in flat) if at is not None]
         for step in (1, -1):
             if len(starts) == len(flat) and starts == list(range(starts[0], starts[0] + step * len(starts), step)):
@@ -216,10 +230,8 @@ def _depthwise(window: _Window, weight: Node) -> Node:
     channel, samples = beside[-1], [shape[i] for i in beside[:-1]]
     aligned = _shaped(weight, (*(1,) * (rank - weight.tensor.rank), *weight.shape))
     kernel = term("unsqueeze", _kernel(window, aligned, channel), axes=(1,))
-    rows = _shaped(window.rows, (window.rows.shape[0], dim_product(samples), shape[channel]))
-    attrs = {"strides": (1,), "pads": (0, 0), "dilations": (1,), "group": shape[channel]}
-    made = term("conv", term("transpose", rows, perm=(1, 2, 0)), kernel, **attrs)
-    return _shaped(term("transpose", made, perm=(2, 0, 1)), (window.steps, *samples, shape[channel]))
+    made = window.convolved("conv", kernel, dilations=(1,), group=shape[channel])
+    return _shaped(made, (window.steps, *samples, shape[channel]))
 
 
 def _kernel(window: _Window, weight: Node, channel: int) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from random import Random
@@ -94,10 +95,10 @@ class RandomGraph:
         return chosen - x.rank if self.chance(0.4) else chosen
 
     def visible(self) -> Iterator[Value]:
-        """Values that a node may read, the latest last."""
+        """Values that a node may read, the latest last; infinite constants are for their pattern."""
         if self.outer is not None:
             yield from self.outer.visible()
-        yield from self.values
+        yield from (v for v in self.values if v.bound < math.inf)
 
     def some(self, *dtypes: int, where: Callable[[Value], bool] = lambda v: True, exact: bool = False) -> Value:
         """A tensor that exists, the later ones more often, or a new one if none fits."""

@@ -264,6 +264,8 @@ def transposes_around(g: RandomGraph) -> Value:
                 **({"axis": g.axis(y)} if op == "Softmax" else {"axes": [g.axis(y)]} if op == "ReduceMax" else {}),
             )
         )
+    if y.rank != x.rank:
+        raise Impossible
     back = [perm.index(i) for i in range(x.rank)] if g.chance(0.8) else g.random.sample(range(x.rank), x.rank)
     return g.add("Transpose", y, perm=back, exact=True)
 
