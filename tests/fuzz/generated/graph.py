@@ -95,7 +95,7 @@ class RandomGraph:
         return chosen - x.rank if self.chance(0.4) else chosen
 
     def visible(self) -> Iterator[Value]:
-        """Values that a node may read, the latest last; infinite constants are for their pattern."""
+        """Values that a node may read, the latest last; no infinite constants."""
         if self.outer is not None:
             yield from self.outer.visible()
         yield from (v for v in self.values if v.bound < math.inf)
