@@ -97,8 +97,9 @@ def _computed(targets: list[Node], weights: Mapping[str, Weight], taken: Mapping
 
 
 def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, Any]:
-    """The arrays of terms over weights, except terms with a conversion that rounds. Elements that
-    only move keep their dtype on the way."""
+    """The arrays of terms over weights, except terms with a conversion that rounds, and those with
+    a finite element that is infinite in its dtype. Elements that only move keep their dtype on the
+    way."""
     moved = [t for t in targets if all(moves(n.op) for n in topological([t]) if n.args)]
     kept = interpret(moved, REALS, {n: weights[n.attr("name")].numpy() for n in _leaves(moved)})
     with ThreadPoolExecutor(cores()) as threads:  # a copy in another order waits for memory
@@ -110,7 +111,11 @@ def _values(targets: list[Node], weights: Mapping[str, Weight]) -> dict[Node, An
         if _converts_within(target) and not _as_declared(target, exact[target], weights):
             continue
         array = np.ascontiguousarray(np.broadcast_to(exact[target], exact[target].shape))
-        found[target] = array.astype(numpy_dtype(target.tensor.dtype)).reshape([int(d) for d in target.shape])
+        with np.errstate(over="ignore"):
+            rounded = array.astype(numpy_dtype(target.tensor.dtype))
+        if is_float(target.tensor.dtype) and not np.array_equal(np.isfinite(rounded), np.isfinite(array)):
+            continue  # the runtime may compute half precision in single, where it is finite
+        found[target] = rounded.reshape([int(d) for d in target.shape])
     return found
 
 
