@@ -2,8 +2,8 @@
 
 After the user's inputs, inputs are random at the requested sizes (three seeds), and, as far as the
 original runs there, with wide and with extreme integers, with large floats where halves become
-integers, with other values of scalars that choose a branch, and at further sizes of every dynamic
-dim. A sampling rate or a length cannot be generated: the user's integers are kept where an operator
+integers, with masks that hide all or nothing, with other values of scalars that choose a branch,
+and at further sizes of every dynamic dim. A sampling rate or a length cannot be generated: the user's integers are kept where an operator
 without a definition reads them, and all of them if the original does not run otherwise. If it has
 no finite results on random floats either, only the user's own floats in another order are drawn.
 """
@@ -327,6 +327,7 @@ class CheckInputs:
             others = _other_floats(self.model, random_inputs(self.model, SEEDS[0], self.base, kept=kept), SEEDS[0])
             yield from self._tried("random inputs with other defaults", others, self.base, sizes=False)
         yield from self._extreme([n for n in _may_be_extreme(self.model) if n not in kept], kept)
+        yield from self._masks(kept)
         yield from self._choices(kept)
         seen = [self.base, *self.others]
         for name, near, instead in moves(self.model, self.base):
@@ -346,6 +347,24 @@ class CheckInputs:
                     if ran := bool(found):
                         break
             self._fixed_here += [] if ran else [name]
+
+    def _masks(self, kept: Arrays) -> Iterator[CheckInput]:
+        """All masks false, or all true: random ones hardly ever hide a whole row. They count only
+        where the original's results are finite: what a row without elements gives is left open."""
+        masks = [
+            str(n.attr("name")) for n in self.model.graph.inputs if self._is_mask(n) and n.attr("name") not in kept
+        ]
+        for seed, value in enumerate((False, True), SEEDS[-1] + 5) if masks else ():
+            drawn = random_inputs(self.model, seed, self.base, kept=kept)
+            inputs = {**drawn, **{name: np.full_like(drawn[name], value) for name in masks}}
+            name = f"random inputs with {', '.join(masks)}={int(value)}"
+            yield from (each for each in self._tried(name, inputs, self.base, sizes=False) if all_finite(each.outputs))
+
+    def _is_mask(self, node: Node) -> bool:
+        """Whether an input has booleans, or is an array of integers that index no table."""
+        known = {*self.model.rows, *self.model.integers, *self.model.defaults}
+        whole = node.dtype.startswith(("int", "uint")) and bool(node.tensor.rank)
+        return (whole or node.dtype == "bool") and node.attr("name") not in known
 
     def _fitting(self, sizes: dict[str, int], name: str) -> dict[str, int]:
         """The sizes, or one more of the dim, if so the reference has no room."""
