@@ -23,7 +23,7 @@ from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_array, is_float, numpy_dtype
 from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.hints import BATCH_SIZE
-from taso_mirage.measure.integer_inputs import may_be_extreme
+from taso_mirage.measure.integer_inputs import masks_of, may_be_extreme
 from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
@@ -336,9 +336,7 @@ class CheckInputs:
     def _masks(self, kept: Arrays) -> Iterator[CheckInput]:
         """All masks false, or all true: random ones hardly ever hide a whole row. They count only
         where the original's results are finite: what a row without elements gives is left open."""
-        masks = [
-            str(n.attr("name")) for n in self.model.graph.inputs if self._is_mask(n) and n.attr("name") not in kept
-        ]
+        masks = [name for name in masks_of(self.model) if name not in kept]
         for seed, value in enumerate((False, True), SEEDS[-1] + 5) if masks else ():
             drawn = random_inputs(self.model, seed, self.base, kept=kept)
             inputs = {**drawn, **{name: np.full_like(drawn[name], value) for name in masks}}
