@@ -2,10 +2,11 @@
 
 After the user's inputs, inputs are random at the requested sizes (three seeds), and, as far as the
 original runs there, with wide and with extreme integers, with large floats where halves become
-integers, with other values of scalars that choose a branch, and at further sizes of every dynamic
-dim. A sampling rate or a length cannot be generated: the user's integers are kept where an operator
-without a definition reads them, and all of them if the original does not run otherwise. If it has
-no finite results on random floats either, only the user's own floats in another order are drawn.
+integers, with masks that hide all or nothing, with other values of scalars that choose a branch,
+and at further sizes of every dynamic dim. A sampling rate or a length cannot be generated: the
+user's integers are kept where an operator without a definition reads them, and all of them if the
+original does not run otherwise. If it has no finite results on random floats either, only the
+user's own floats in another order are drawn.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 from taso_mirage.errors import InputsRefused, InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.ir.terms import ABSENT, Node, is_array, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import Node, is_array, is_float, numpy_dtype
 from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.hints import BATCH_SIZE
+from taso_mirage.measure.integer_inputs import masks_of, may_be_extreme
 from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
@@ -31,7 +33,6 @@ from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
 from taso_mirage.onnx_io.input_requirements import compared_numbers
-from taso_mirage.operators.exactness import truncates
 from taso_mirage.operators.ops import traits
 from taso_mirage.system.wording import option
 
@@ -149,22 +150,6 @@ def truncates_halves(model: Model) -> bool:
         if traits(n).converts
         for a in n.args
     )
-
-
-def _may_be_extreme(model: Model) -> list[str]:
-    """The names of integer inputs that only reach operators whose time and memory depend on sizes
-    alone. An opaque node could loop that many times, or make a tensor of that size. None if
-    integers are divided, because the smallest integer divided by -1 ends the process (SIGFPE)."""
-    nodes = model.nodes()
-    if any(truncates(n) for n in nodes):
-        return []
-    asked = [a for n in nodes if n.op == "opaque" for a in n.args if a is not ABSENT]
-    inside: set[Node] = set(topological(asked))
-    return [
-        n.attr("name")
-        for n in model.graph.inputs
-        if n.dtype.startswith(("int", "uint")) and n not in inside and n.dtype not in ("int4", "uint4")
-    ]
 
 
 class CheckInputs:
@@ -287,7 +272,7 @@ class CheckInputs:
         """Random inputs beside the user's, or the user's floats varied if the original has no
         finite results on random ones."""
         kept = _kept(self.model, self.given, self.base)
-        anew = [name for name in _may_be_extreme(self.model) if name in kept]
+        anew = [name for name in may_be_extreme(self.model) if name in kept]
         self._beside = False
         for self._anew in (anew, []) if anew else ([],):
             if len(self._held(self.base)) == len(like):
@@ -326,7 +311,8 @@ class CheckInputs:
         if self.model.defaults:
             others = _other_floats(self.model, random_inputs(self.model, SEEDS[0], self.base, kept=kept), SEEDS[0])
             yield from self._tried("random inputs with other defaults", others, self.base, sizes=False)
-        yield from self._extreme([n for n in _may_be_extreme(self.model) if n not in kept], kept)
+        yield from self._extreme([n for n in may_be_extreme(self.model) if n not in kept], kept)
+        yield from self._masks(kept)
         yield from self._choices(kept)
         seen = [self.base, *self.others]
         for name, near, instead in moves(self.model, self.base):
@@ -346,6 +332,16 @@ class CheckInputs:
                     if ran := bool(found):
                         break
             self._fixed_here += [] if ran else [name]
+
+    def _masks(self, kept: Arrays) -> Iterator[CheckInput]:
+        """All masks false, or all true: random ones hardly ever hide a whole row. They count only
+        where the original's results are finite: what a row without elements gives is left open."""
+        masks = [name for name in masks_of(self.model) if name not in kept]
+        for seed, value in enumerate((False, True), SEEDS[-1] + 5) if masks else ():
+            drawn = random_inputs(self.model, seed, self.base, kept=kept)
+            inputs = {**drawn, **{name: np.full_like(drawn[name], value) for name in masks}}
+            name = f"random inputs with {', '.join(masks)}={int(value)}"
+            yield from (each for each in self._tried(name, inputs, self.base, sizes=False) if all_finite(each.outputs))
 
     def _fitting(self, sizes: dict[str, int], name: str) -> dict[str, int]:
         """The sizes, or one more of the dim, if so the reference has no room."""

@@ -37,7 +37,7 @@ def target(name: str) -> Target:
     if found is None:
         others = [plugin.name for plugin in plugins.plugins(plugins.TARGET_GROUP)]
         raise InvalidOption(
-            f"{option('target', name)} is not known; the targets are: {', '.join([*TARGETS, AUTO, *others])}"
+            f"{option('target', name)} is not known; the targets are: {', '.join([*TARGETS, *others, AUTO])}"
         )
     made: Target = found.load()
     said = inspect.getattr_static(made, "name", None)

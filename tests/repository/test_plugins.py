@@ -182,7 +182,7 @@ def test_a_target_is_found_by_the_name_of_its_entry_point(installed: Installed) 
     assert Stamp("mine", (("speed", "2"),)).target == "mine"
     with pytest.raises(InvalidModel, match="'speed' = '3' of mine"):
         Stamp("mine", (("speed", "3"),))
-    with pytest.raises(InvalidOption, match="the targets are: cpu, cuda, openvino, mine"):
+    with pytest.raises(InvalidOption, match="the targets are: cpu, cuda, openvino, mine, auto"):
         target("yours")
     installed(TARGET_GROUP, "yours", mine)
     with pytest.raises(InvalidOption, match="gives no target of that name; its `name` is 'mine'"):
