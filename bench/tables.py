@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from attack_tables import judging, soak  # noqa: E402
 from durations import durations  # noqa: E402
 from goals_table import forms, goal_rows, goals, refused, sanitized  # noqa: E402
+from graphnet_table import graphnet  # noqa: E402
 from kernel_tables import (  # noqa: E402
     convolutions_h100,
     free_sizes,
@@ -357,6 +358,8 @@ TABLES = {
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
     "recurrent-cpu2": recurrent,
+    "graphnet-H200-quick": graphnet,
+    "graphnet-H200-default": graphnet,
     "public-cpu2": public,
     "public-cpu2 findings": findings,
     "public_reports-cpu2": public,
