@@ -362,10 +362,9 @@ def _run_stages(
                         job.traced = Trace(config.trace, [stage.name for stage in (*SEARCH, *KERNELS, *FINISH)])
                     values = run(SEARCH, job, {"model": model})
                     result = _conclude(job, values, model)
-                loaded: dict[str, Any] = {
-                    name: values[name] for name in ("original", "others", "ahead") if name in values
-                }
-                result = run(KERNELS, job, {"result": result, **loaded})["result"]
+                begun: dict[str, Any] = {"others": (), "ahead": None}  # where the time ended before these stages
+                begun |= {name: values[name] for name in ("original", *begun) if name in values}
+                result = run(KERNELS, job, {"result": result, **begun})["result"]
             job.deadline = child().deadline = whole
             given = {"result": result} | ({} if output is None else {"output": output})
             for stage in FINISH:  # the model is written, however late it is

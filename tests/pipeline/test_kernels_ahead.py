@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fused_models import CONFIG, GPU, NoCompiler, fresh_cache, kernels, on_the_cpu, plain, quick
+from fused_models import CONFIG, GPU, NoCompiler, fresh_cache, kernels, model, on_the_cpu, plain, quick
 
 from taso_mirage.ir.terms import Graph
 from taso_mirage.lowering.cuda import CudaLowering
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.mugraph.found import FoundMuGraph
+from taso_mirage.pipeline import stages
 from taso_mirage.pipeline.fuse import ahead as begun
 from taso_mirage.pipeline.fuse import fused, searches, stage
 from taso_mirage.pipeline.fuse.ahead import KernelsAhead
+from taso_mirage.pipeline.stage import Stage
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
@@ -89,6 +91,21 @@ def test_another_model_has_kernels_of_its_own(compiled: list[Graph]) -> None:
     assert not made.fits(result.model, {"rows": 3}, GPU)
     assert not made.fits(result.model, {}, GPU.rounding())
     assert kernels(fused(other, CONFIG, "search", ahead=made)) == 2
+
+
+def test_kernels_have_their_stage_where_nothing_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time may end before the stages that begin kernels."""
+    seen: list[Any] = []
+    noting = Stage(
+        "kernels", lambda job, *taken: seen.append(taken[1:]) or taken[0], stages.KERNELS[0].takes, ("result",)
+    )
+    early = [each for each in stages.SEARCH if each.name in ("load the original", "sizes", "read")]
+    monkeypatch.setattr(stages, "SEARCH", early)
+    monkeypatch.setattr(stages, "KERNELS", (noting,))
+    stages.optimize_model(model(), replace(CONFIG, measure=False, budget=1.0))
+    ((original, ahead),) = seen
+    assert original is not None
+    assert ahead is None
 
 
 def test_programs_are_written_while_there_is_time(compiled: list[Graph]) -> None:
