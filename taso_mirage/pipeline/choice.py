@@ -49,6 +49,8 @@ INTERRUPTED = (
 )
 UNMEASURED = "the model was not measured: no time was left; it was chosen by its predicted cost"
 PREDICTED = "the runs do not show for sure which one is faster: predicted costs decided"
+DROPPED = " was dropped: "
+"""The part of a note between a candidate and the reason why it did not run."""
 PROMISING = 0.98
 """The share of a cost below which a predicted cost counts as faster."""
 LIKELY = 2
@@ -345,7 +347,7 @@ class Choosing:
                     f" {k}={v}" for k, v in candidate.target.options if (k, v) not in self.problem.target.options
                 ]
                 self.job.config.candidates(candidate.name, candidate.cost, None, str(error))
-                self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
+                self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)}{DROPPED}{error}")
             if alive and waiting:  # the first run may take longer than was known
                 waiting = [*self._in_time(waiting, 0)]
         return sessions, alive

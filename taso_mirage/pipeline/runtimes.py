@@ -14,7 +14,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import GAIN
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.checking import Differences, check_candidates
-from taso_mirage.pipeline.choice import Choice, Choosing
+from taso_mirage.pipeline.choice import DROPPED, Choice, Choosing
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import HALF, runtime_seconds
 from taso_mirage.pipeline.stage import Job
@@ -75,7 +75,7 @@ def try_runtimes(
         except (OutOfTime, TasoMirageError) as error:
             found.append(InRuntime(target, why=str(error)))
             continue
-        found.append(InRuntime(target, checked, differences, own.failure or own.kept or "; ".join(own.remarks)))
+        found.append(InRuntime(target, checked, differences, own.failure or _reason(own.remarks)))
     return tuple(found)
 
 
@@ -110,7 +110,14 @@ def choose_runtime(job: Job, result: Result, others: Sequence[InRuntime]) -> Res
     return moved.noted(note, *([] if moved.steps else [alone]))
 
 
+def _reason(remarks: Sequence[str]) -> str:
+    """The reason why a runtime did not run a candidate, without the candidate's name."""
+    return next((reason for each in remarks if (reason := each.partition(DROPPED)[2])), "; ".join(remarks))
+
+
 def _said(each: InRuntime) -> str:
-    if each.choice.candidate is not None:
-        return f"{each.target.name} {each.ratio:.2f} with {each.choice.candidate.name}"
-    return f"{each.target.name} no gain" + (f" ({each.why})" if each.why else "")
+    """A runtime with its ratio, or the reason why it has none."""
+    candidate, name = each.choice.candidate, each.target.name
+    if each.choice.timing is None:
+        return f"{name} without a result" + (f" ({each.why})" if each.why else "")
+    return f"{name} {each.ratio:.2f}" + (f" with {candidate.name}" if candidate is not None else "")
