@@ -299,8 +299,8 @@ class _Trials:
 
 
 def _as_inferred(model: Model, outputs: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-    """Whether all results have the inferred shapes. ONNX Runtime reads a range of rows beyond an array's
-    end as the rows that there are, where the standard has no result."""
+    """Whether all results have the inferred shapes. ONNX Runtime reads a range of rows beyond the end
+    of an array as the rows that there are, where the standard has no result."""
     for node, found in zip(model.graph.outputs, outputs, strict=True):
         dims = node.tensor.shape
         if dims is None or not isinstance(found, np.ndarray):
