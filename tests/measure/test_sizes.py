@@ -25,7 +25,7 @@ from taso_mirage.search.config import Config
 
 
 def run(made: onnx.ModelProto, **options: Any) -> Result:
-    return optimize_model(read(made), Config(budget=1, measure=False, **options))
+    return optimize_model(read(made), Config(budget=5, measure=False, **options))
 
 
 def sizes(result: Result) -> dict[str, int]:
@@ -107,6 +107,30 @@ def test_a_decoder_with_a_cache_runs_at_once_and_every_dim_moves() -> None:
     assert not note(result, "no other size")
     shapes = {tuple(np.shape(v) for v in case.inputs.values()) for case in result.cases}
     assert any(s[2][1] == 259 and s[3][2] == 387 for s in shapes)
+
+
+def gathering(mask: str) -> onnx.ModelProto:
+    """A cache that grows by one key, and a mask that is read at the place of each key."""
+    nodes = [
+        h.make_node("Concat", ["past", "key"], ["present"], axis=1),
+        h.make_node("Shape", ["present"], ["long"], start=1, end=2),
+        h.make_node("Squeeze", ["long"], ["length"]),
+        h.make_node("Range", ["zero", "length", "one"], ["places"]),
+        h.make_node("Gather", ["mask", "places"], ["y"], axis=1),
+    ]
+    inputs = [V("past", F, ["batch", "cached", 4]), V("key", F, ["batch", 1, 4]), V("mask", F, ["batch", mask])]
+    outputs = [V("present", F, ["batch", "cached + 1", 4]), V("y", F, None)]
+
+    return proto(nodes, inputs, outputs, zero=np.array(0), one=np.array(1))
+
+
+@pytest.mark.parametrize(("mask", "remarked"), [("total", False), ("all", True)])
+def test_a_mask_grows_with_the_cache(mask: str, remarked: bool) -> None:
+    result = run(gathering(mask))
+    assert sizes(result) == {"batch": 1, "cached": 256, mask: 257}
+    assert bool(note(result, "the sizes were found by 2 trial runs")) == remarked
+    shapes = {tuple(np.shape(v) for v in case.inputs.values()) for case in result.cases}
+    assert {(s[0][1], s[2][1]) for s in shapes} == {(256, 257), (259, 260), (255, 256), (255, 257), (256, 260)}
 
 
 def joined(second: str, *dims: str | int) -> onnx.ModelProto:
@@ -265,6 +289,15 @@ def test_a_branch_that_runs_is_found() -> None:
     result = run(branches())
     assert result.cases
     assert all(case.inputs["rate"] == 16_000 for case in result.cases if "rate" not in case.name)
+
+
+def test_a_row_of_a_table_is_no_choice() -> None:
+    nodes = [h.make_node("Gather", ["table", "position"], ["row"]), h.make_node("Relu", ["row"], ["y"])]
+    made = proto(nodes, [V("table", F, [64, 4]), V("position", T.INT64, [1])], [V("y", F, [1, 4])])
+    assert choices(read(made)) == {}
+    result = run(made)
+    assert "position" not in note(result, "sizes")
+    assert len({int(case.inputs["position"][0]) for case in result.cases}) > 3
 
 
 # ---------------------------------------------------------------- tensors that nobody can hold
