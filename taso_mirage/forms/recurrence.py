@@ -148,6 +148,7 @@ class Recurrence:
                 known.add(tuple(made))
                 yield tuple(made)
 
+    @property
     def chunk(self) -> Chunk:
         """The chunks in which the steps of a loop whose state is a matrix can be computed, of CHUNK
         steps; none if it has no such state, or reads it otherwise than in products."""
@@ -159,32 +160,29 @@ class Recurrence:
             env = dict(zip(self.body.inputs, (linear.first, *leaves), strict=True))
             with suppress(TasoMirageError, IndexError):
                 found = interpret(self.body.outputs, linear, env)
-                new, *others = (found[o] for o in self.body.outputs)
-                if isinstance(new, LinearValue) and new.state and all(map(linear.plain, others)):
+                new, *_ = [found[o] if i == 0 else linear.plain(found[o]) for i, o in enumerate(self.body.outputs)]
+                if isinstance(new, LinearValue) and new.state:
                     return (CHUNK, keys, values)
         return ()
 
-    def chunk_cuts(self, chunk: Chunk) -> Iterator[tuple[LoopCut, ...]]:
-        """The blocks of loops by chunks, which have one state each: all of its values, or half of
-        them."""
-        made: list[LoopCut] = []
-        half: list[LoopCut] = []
-        for ins, outs, whole in self.axes():
-            if ins[0] is not None and ins[0] not in chunk[1:] and int(whole) > 1:
-                made.append((ins, outs, int(whole)))
-            elif ins[0] == chunk[2] and int(whole) % (2 * VECTOR) == 0:
-                half.append((ins, outs, 2))
-        cut = {each[0][0] for each in made}
-        beside = [i for i, n in enumerate(self.node.args[0].shape) if n != 1 and i not in (*cut, *chunk[1:])]
-        if not beside and len(made) + len(half) <= GRID:
-            yield tuple(made)
-            yield from [(*made, *half)] if half else []
+    def chunk_cuts(self) -> tuple[LoopCut, ...] | None:
+        """The blocks of a loop by chunks, which have one state each, with all of its values, or
+        half of them where there are few blocks; None where a step mixes other axes."""
+        if not self.chunk:
+            return None
+        _, keys, values = self.chunk
+        axes = {ins[0]: (ins, outs, int(whole)) for ins, outs, whole in self.axes() if ins[0] is not None}
+        made = [cut for axis, cut in axes.items() if axis != values and cut[2] > 1]
+        beside = [i for i, n in enumerate(self.node.args[0].shape) if n != 1 and i not in (*axes, keys, values)]
+        if prod(cut[2] for cut in made) < BLOCKS[0] and values in axes and axes[values][2] % (2 * VECTOR) == 0:
+            made.append((*axes[values][:2], 2))
+        return None if beside or len(made) > GRID else tuple(made)
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of `graph`, from which this goal was read; those with the most
         blocks first."""
-        chunk, found = self.chunk(), []
-        forms = [(cuts, chunk) for cuts in self.chunk_cuts(chunk)] if chunk else []
+        found, several = list[FoundMuGraph](), self.chunk_cuts()
+        forms = [] if several is None else [(several, self.chunk)]
         for cuts, own in [*forms, *((cuts, ()) for cuts in self.cuts())]:
             whole = self.results(self.kernel(cuts, own))
             wanted = tuple(whole[_place(o)] for o in graph.outputs)
@@ -289,7 +287,8 @@ def _follows(goal: Graph, named: Graph, free: FreeSizes) -> bool:
     axes = {n: (ins, outs) for ins, outs, n in every.axes() if isinstance(n, Symbolic)}
     if not axes.keys() >= {n for leaf in every.body.inputs for n in leaf.shape if isinstance(n, Symbolic)}:
         return False
-    for cuts in mine.cuts():
+    several = mine.chunk_cuts()
+    for cuts in (*mine.cuts(), *([] if several is None else [several])):
         tiles = mine.kernel(cuts).attr("body").inputs
         units = [(ins, outs) for ins, outs, _ in cuts if tiles[0].shape[ins[0] or 0] == 1]
         if not all(places in units for places in axes.values()):

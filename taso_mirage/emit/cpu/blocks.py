@@ -207,8 +207,8 @@ class CppKernelFunction:
         body, loop = self.node.attr("body"), self.node.attr("loop")
         steps = next((n for n in body if traits(n).lowering is Lowering.STEPS), None)
         if steps is not None:
-            inside = chunk_statements if steps.attr("chunk") else step_statements
-            return [*moved, *inside(self, steps, _parts(body, steps), tiles, targets)]
+            stepped = chunk_statements if steps.attr("chunk") else step_statements
+            return [*moved, *stepped(self, steps, _parts(body, steps), tiles, targets)]
         carried = CarriedValues(self.lazy, self.memory)
         made = LoweredBody(carried, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)

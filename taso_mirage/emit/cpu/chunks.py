@@ -103,7 +103,9 @@ class _Chunks:
             inside.append(self._call("chunk_decay", [keys, values, self.decay], "decays", self.state.name, steps=False))
         for s, u in enumerate(self.pairs):
             inside.append(
-                self._call("chunk_write", [size, keys, values], self._at("added", s), self._at("written", u), self.state.name)
+                self._call(
+                    "chunk_write", [size, keys, values], self._at("added", s), self._at("written", u), self.state.name
+                )
             )
         chunks = v[f"({count} + {size - 1}) / {size}"]
         made.append(For("chunk", v.numbers(chunks), tuple(inside)))
@@ -186,7 +188,9 @@ class _Chunks:
         made, linear, _ = self._step("row")
         for r in self.early:
             y = self._at("read", r)
-            made += [self._call("chunk_add_row", [self.size, values], g, w, y, steps="step") for g, w in self._scored(r)]
+            made += [
+                self._call("chunk_add_row", [self.size, values], g, w, y, steps="step") for g, w in self._scored(r)
+            ]
             made.append(self._pointer(self._row("read", r), "read", r, values))
         places = [self._row("written", i) for i in range(self.rows)]
         made += [self._pointer(place, "written", i, values) for i, place in enumerate(places)]
@@ -215,7 +219,9 @@ class _Chunks:
                 g = self._at("score", r * len(self.pairs) + s)
                 p, u = self._at("column", r), self._at("added", s)
                 yield self._call("chunk_scores", [self.size, keys, self.decay], p, u, self._decay(), g)
-        named = [("column", r, "false") for r in range(self.reads)] + [("added", s, "true") for s in range(len(self.pairs))]
+        named = [("column", r, "false") for r in range(self.reads)] + [
+            ("added", s, "true") for s in range(len(self.pairs))
+        ]
         for kind, i, after in named if self.decay else ():
             sizes = [self.size, keys, self.decay, after]
             yield self._call("chunk_decayed", sizes, self._decay(), self._at(kind, i), self.rooms["decays"].name)

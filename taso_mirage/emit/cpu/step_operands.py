@@ -4,7 +4,6 @@ places of its outputs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
