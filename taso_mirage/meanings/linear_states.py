@@ -25,7 +25,7 @@ from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
-Pair = tuple[Any, Any]
+OuterPair = tuple[Any, Any]
 """A column, of size 1 along the axis of values, and a row, of size 1 along that of keys."""
 
 
@@ -36,7 +36,7 @@ class LinearValue:
 
     state: bool
     scale: Any
-    pairs: tuple[Pair, ...]
+    pairs: tuple[OuterPair, ...]
 
 
 @dataclass
@@ -82,7 +82,7 @@ class LinearStates(Meaning[Any]):
         """The sum over the keys of a column times the state `start`."""
         return self.base.reduce(np.add, self.base.mul(row, self.start), [self.keys])
 
-    def joined(self, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    def joined(self, pairs: tuple[OuterPair, ...]) -> tuple[OuterPair, ...]:
         """The pairs that are added to a multiple of the state."""
         return pairs
 

@@ -1,5 +1,5 @@
-"""Loops whose state is a matrix as kernels by chunks of steps: the program computes the loop at every
-number of steps, errors do not grow with it, and wrong chunks are refuted."""
+"""Loops whose state is a matrix as kernels by chunks of steps: the program computes the loop at
+every number of steps, errors do not grow with it, and wrong chunks are refuted."""
 
 from __future__ import annotations
 

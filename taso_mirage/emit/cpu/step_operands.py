@@ -56,13 +56,13 @@ class StepOperands:
         made, found = list[Statement](), list[CppBuffer]()
         for i, x in enumerate(self.sequences):
             found.append(CppBuffer(x.dtype, x.shape[1:], f"element{i}", x.strides[1:]))
-            made.append(pointer(f"element{i}", self._start(x, step), x, "const ", " __restrict"))
+            made.append(named_pointer(f"element{i}", self._start(x, step), x, "const ", " __restrict"))
         return made, found
 
     def output(self, part: int, y: CppBuffer, step: Expression) -> tuple[Let, CppBuffer]:
         """The pointer to the place of an output of a step in `y`, and this place."""
         place = CppBuffer(y.dtype, y.shape[1:], f"output{part}", y.strides[1:])
-        return pointer(place.name, self._start(y, step), y, "", " __restrict"), place
+        return named_pointer(place.name, self._start(y, step), y, "", " __restrict"), place
 
     def ahead(self, step: Expression, steps: int) -> list[Statement]:
         """The statements that ask for the elements of a later step, if they lie side by side."""
@@ -78,7 +78,7 @@ class StepOperands:
         return v[x.name] + x.start + at * product_factor(x.strides[0])
 
 
-def pointer(name: str, value: Expression, x: CppBuffer, const: str, restrict: str = "") -> Let:
+def named_pointer(name: str, value: Expression, x: CppBuffer, const: str, restrict: str = "") -> Let:
     """The statement that names a pointer to elements like those of a buffer."""
     return Let(name, value, f"{const}{memory_type(x.dtype)}*{restrict}")
 

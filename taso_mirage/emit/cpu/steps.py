@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue, Map, base_value
 from taso_mirage.emit.cpu.loop_schedule import Root
 from taso_mirage.emit.cpu.step_meaning import StepMeaning
-from taso_mirage.emit.cpu.step_operands import KernelStages, StepOperands, pointer, values_of
+from taso_mirage.emit.cpu.step_operands import KernelStages, StepOperands, named_pointer, values_of
 from taso_mirage.emit.statements import For, Statement, v
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, topological
@@ -34,15 +34,15 @@ def step_statements(
     states = operands.states
     old, new = (_rooms(function, operands.buffers[:states], hint) for hint in ("state", "next"))
     made = function.stage([(x, room, False) for x, room in zip(operands.buffers, old, strict=False)])
-    made += [pointer(f"old_{room.name}", v[room.name], room, "") for room in old]
-    made += [pointer(f"new_{room.name}", v[room.name], room, "") for room in new]
+    made += [named_pointer(f"old_{room.name}", v[room.name], room, "") for room in old]
+    made += [named_pointer(f"new_{room.name}", v[room.name], room, "") for room in new]
     inside, elements = operands.elements(v.step)
     before = [CppBuffer(x.dtype, x.shape, f"before{i}", x.strides) for i, x in enumerate(old)]
     after = [CppBuffer(x.dtype, x.shape, f"after{i}", x.strides) for i, x in enumerate(new)]
     inside += [
-        pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
+        named_pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
     ]
-    inside += [pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
+    inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
     values: list[LoopValue] = values_of(lazy, lazy.constant, body, [*before, *elements, *operands.others])
     roots: list[Root] = []
