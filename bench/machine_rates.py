@@ -57,7 +57,12 @@ extern "C" double tiles(size_t threads) {
   if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 0;
   constexpr size_t TURNS = 1 << 19;
   const double taken = seconds(threads, [](size_t thread) {
-    struct { uint8_t palette = 1, rest[15] = {}; uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64}; uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16}; } shapes;
+    struct {
+      uint8_t palette = 1, rest[15] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shapes;
+    for (size_t i = 0; i < 8; ++i) shapes.bytes[i] = 64, shapes.rows[i] = 16;
     alignas(64) uint16_t numbers[4][512];
     for (size_t i = 0; i < 2048; ++i) numbers[i / 512][i % 512] = static_cast<uint16_t>(0x3f00 + i * 37 % 251 + thread);
     asm volatile("" : : "r"(&shapes), "r"(numbers) : "memory");

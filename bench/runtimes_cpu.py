@@ -59,10 +59,12 @@ def model_of(name: str, options: argparse.Namespace) -> Model:
 
 
 def optimized(model: Model, options: argparse.Namespace) -> Result:
-    """The result of `--target auto`."""
+    """The result of `--target auto`, or of the target that the options name."""
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
     known = {name: size for name, size in sizes.items() if name in model.symbols()}
-    asked = Options(target="auto", budget=options.budget, threads=options.threads).config(model)
+    asked = Options(target=getattr(options, "target", "auto"), budget=options.budget, threads=options.threads).config(
+        model
+    )
     with tempfile.TemporaryDirectory() as folder:
         config = replace(asked, cache=Path(folder) / "costs.sqlite", shapes=((known, 1.0),))
         return optimize_model(replace(model, sizes=representative(model, config)), config)

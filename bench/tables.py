@@ -37,6 +37,7 @@ from public_table import findings, kinds, public  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import exports, real, torchscript  # noqa: E402
 from recurrent_table import recurrent  # noqa: E402
+from regions_table import regions  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
 
@@ -344,6 +345,7 @@ TABLES = {
     "optimize-cpu2": optimize,
     "optimize-cpu2 best and worst": best_and_worst,
     "runtimes-cpu2": runtimes,
+    "regions_cpu-cpu2": regions,
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,
     "real-cpu2": real,

@@ -113,10 +113,10 @@ def test_each_result_has_the_digits_of_single_precision() -> None:
 @pytest.mark.sampled(2)
 def test_without_the_smallest_of_its_products_a_result_lacks_digits() -> None:
     graph, goal = case(*CASES[1])
-    source, dropped = generate_all({"mutant": graph}), "load_weights(w + PAIR), add_products<BOTH>();"
+    source, dropped = generate_all({"mutant": graph}), "load_weights(w + PAIR), add_products<BOTH>();\n    }"
     before, _, after = source.rpartition(dropped)
-    assert before.count(dropped) == 1
-    mutant = NativeKernel(graph, "mutant", library=build(f"{before}load_weights(w + PAIR);{after}", None, QUICK))
+    assert before.count(dropped) == 0
+    mutant = NativeKernel(graph, "mutant", library=build(f"{before}load_weights(w + PAIR);}}{after}", None, QUICK))
     assert largest_error(mutant, goal) > 2.0**-20
 
 
