@@ -24,7 +24,11 @@ def regions(found: dict[str, Any]) -> list[str]:
     rates, versions = found["rates"], ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     unit = f", {rates['tiles'] / 1e9:.0f} on a matrix unit" if rates["tiles"] else ""
     said = f"Products in registers: {rates['vectors'] / 1e9:.0f} Gflop/s by vectors{unit}; a copy moves "
-    return [*lines, "", f"{said}{rates['bandwidth'] / 1e9:.0f} GB/s. {found['threads']} threads, {found['device']}; {versions}."]
+    return [
+        *lines,
+        "",
+        f"{said}{rates['bandwidth'] / 1e9:.0f} GB/s. {found['threads']} threads, {found['device']}; {versions}.",
+    ]
 
 
 def _row(case: str, name: str, times: dict[str, float]) -> str:
