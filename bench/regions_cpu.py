@@ -29,15 +29,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from machine_rates import Rates, rates  # noqa: E402
-from optimize import MODELS  # noqa: E402
+from optimize import MODELS, in_any_runtime  # noqa: E402
 from roofline import operations  # noqa: E402
 from rows import Rows  # noqa: E402
-from runtimes_cpu import model_of, optimized  # noqa: E402
+from runtimes_cpu import model_of  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.machine import cores  # noqa: E402
@@ -83,7 +84,8 @@ def in_onnx_runtime(model: Model, inputs: native.Arrays, options: argparse.Names
     """Microseconds by kind, from the profiler, without its own time."""
     nodes, whole = runtime.timed_nodes(model, inputs, options.seconds, target, source=source)
     made = {name for node in nodes for name in node.outputs} | {*inputs}
-    inside = {each.name: [n.op_type for n in each.node] for each in model.header.functions}
+    functions = onnx.load_from_string(serialize(model, source)).functions
+    inside = {each.name: [n.op_type for n in each.node] for each in functions}
     found: Counter[str] = Counter()
     for node in without_own_time(nodes, whole):
         own = inside.get(node.operator, [node.operator])
@@ -138,7 +140,7 @@ def _kind_of(node: Node, weighted: bool) -> str:
 
 def row(name: str, options: argparse.Namespace, known: Rates) -> dict[str, Any]:
     model = model_of(name, options)
-    result = optimized(model, options)
+    result = in_any_runtime(model, options, "cpu")
     model, target = result.original, on_threads(CPU, options.threads)
     inputs = random_inputs(model, 0)
     opening = {
@@ -182,7 +184,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=cores(), help="of a run; default: one for each core")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "regions_cpu-cpu2.json")
     options = parser.parse_args()
-    options.target = "cpu"
     known = rates(options.threads)
     there = in_child(device_key, OPENVINO, False).rpartition("openvino ")[2]
     versions = {"taso-mirage": __version__, "openvino": there, "onnxruntime": runtime.child_version()}

@@ -166,7 +166,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
 
 
 def test_a_machine_with_a_matrix_unit_tries_tiles_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of products that fill a tile; its kernels may save more time."""
+    """A product that fills a tile, whose kernels may save more time."""
     saved = []
     for there in (True, False):
         monkeypatch.setattr(linear, "has_matrix_unit", lambda there=there: there)
