@@ -7,12 +7,12 @@ ORT_ENABLE_ALL, and against OpenVINO.
 Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of
 models that are not named stay). A model is read from DIR/NAME.onnx where that exists, else built
 (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
-`optimize_for_ort`, and OpenVINO in single precision, where they are installed. Every result, ours and the peers', goes through the
-check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions`
-times, as luck (where memory lies) lasts as long as one. Ours is the result of
-`taso-mirage optimize`: with kernels where the model is faster so; the result of substitutions alone
-is timed beside it, and so is that of `--target auto`, in its own runtime. Kernels that were
-searched on this machine before are not searched again.
+`optimize_for_ort`, and OpenVINO in single precision, where they are installed. Every result, ours
+and the peers', goes through the check; a wrong one has no time. All sessions run in turn in one
+process, and are opened `--sessions` times, as luck (where memory lies) lasts as long as one. Ours
+is the result of `taso-mirage optimize`: with kernels where the model is faster so; the result of
+substitutions alone is timed beside it, and so is that of `--target auto`, in its own runtime.
+Kernels that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def in_openvino(model: Model, cases: Sequence[CheckCase], target: Target, notes:
 
 
 def automatic(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Lower quartiles of `--target auto` in microseconds, and its ratios over ONNX Runtime alone and
-    over the best peer."""
+    """The lower quartile of `--target auto` in microseconds, and its ratios over ONNX Runtime alone
+    and over the best peer."""
     quiet = {whose: float(np.percentile(taken, 25)) * 1e6 for whose, taken in times.items()}
     own = quiet.get(AUTO, quiet[ALONE])
     best = min(taken for whose, taken in quiet.items() if whose not in (OURS, PLAIN, AUTO))
