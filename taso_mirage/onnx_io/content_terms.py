@@ -231,8 +231,9 @@ class Opened:
     meet.
 
     `leaves` are the inputs here. `arrays` gets the weights by their new names, `draws` the nodes
-    that draw by theirs, which are other ones where `matched` says so. `results` gets those of loops,
-    also of loops inside of bodies. `path` leads to the body, by results of nodes and attributes.
+    that draw by theirs, which are other ones where `matched` says so. `results` gets those of
+    loops, also of loops inside of bodies. `path` leads to the body, by results of nodes and
+    attributes.
     """
 
     model: Model

@@ -45,7 +45,7 @@ def zero_equality() -> dict[str, Any]:
 
 
 def certificate(original: onnx.ModelProto) -> dict[str, Any]:
-    """That the products with zero add nothing."""
+    """A certificate which says that the products with zero add nothing."""
     model = from_memory(original)
     terms = topological(opened(model)(model.graph.outputs))
     number = {node: i for i, node in enumerate(terms)}
