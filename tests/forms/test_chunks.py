@@ -3,6 +3,7 @@ every number of steps, errors do not grow with it, and wrong chunks are refuted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -203,3 +204,9 @@ def test_all_samples_have_blocks_of_their_own() -> None:
     named = loop(gated_delta("n1", b="n0"))
     assert FORM.follows is not None
     assert FORM.follows(loop(gated_delta(b=2)), named, FreeSizes.of(named))
+
+
+def cpu_golden() -> Iterator[tuple[str, Graph]]:
+    """The muGraphs whose programs are kept (`tests/golden`)."""
+    for name in LINEAR:
+        yield f"chunks/{name}", chunked(goal(name, 40))
