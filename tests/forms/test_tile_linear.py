@@ -183,7 +183,7 @@ def test_a_machine_with_a_matrix_unit_tries_tiles_first(monkeypatch: pytest.Monk
 
 
 def test_a_machine_with_a_matrix_unit_keeps_choices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels are not the fastest on a machine of the same name without one."""
+    """A machine of the same name without one has other fastest kernels."""
     keys = []
     for there in (True, False):
         monkeypatch.setattr(lowering, "has_matrix_unit", lambda there=there: there)
