@@ -32,7 +32,7 @@ from taso_mirage.verdicts import Evidence, Failure
 OPERATOR = "scan"
 STEPS = 3
 """The number of steps with which a kernel is tested: the first, one after it, and the last."""
-CHUNK, CHUNK_STEPS = 16, 5
+CHUNK, CHUNK_STEPS = 12, 5
 """The number of steps of a chunk, and that with which a kernel of chunks of two steps is tested:
 whole chunks, and a part of one."""
 BLOCKS, VECTOR = (4, 16, 64), 16

@@ -22,6 +22,8 @@ from taso_mirage.forms import linear
 from taso_mirage.forms.linear import TILED, WeightProduct, weight_products
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
+from taso_mirage.lowering import cpu as lowering
+from taso_mirage.lowering.cpu import CpuLowering
 from taso_mirage.operators.ops import term
 
 CASES = (
@@ -81,7 +83,9 @@ def run_values(goal: Graph) -> dict[Any, Any]:
     return dict(zip(goal.inputs, drawn.values(), strict=True))
 
 
-@pytest.mark.parametrize("flags", [(), ("-mno-amx-bf16",)], ids=["native", "vectors"])
+@pytest.mark.parametrize(
+    "flags", [(), ("-mno-amx-bf16",), ("-mno-avx512f", "-mno-amx-bf16")], ids=["native", "vectors", "8"]
+)
 def test_the_kernel_computes_the_product(flags: tuple[str, ...]) -> None:
     """On two threads, of weights that have one part, two and three."""
     for kernel, goal in kernels(*flags):
@@ -176,6 +180,15 @@ def test_a_machine_with_a_matrix_unit_tries_tiles_first(monkeypatch: pytest.Monk
             assert (first == TILED[0]) == (there and rows == 32)
         saved.append(made.saved(CPU_DEVICE))
     assert saved[0] > saved[1]
+
+
+def test_a_machine_with_a_matrix_unit_keeps_choices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of the same name without one has other fastest kernels."""
+    keys = []
+    for there in (True, False):
+        monkeypatch.setattr(lowering, "has_matrix_unit", lambda there=there: there)
+        keys.append(CpuLowering().key)
+    assert keys[0] != keys[1]
 
 
 def cpu_golden() -> Iterator[tuple[str, Graph]]:

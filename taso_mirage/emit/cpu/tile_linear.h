@@ -34,7 +34,9 @@ inline bool has_tiles() {
 template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM, bool FREE>
 struct TileLinear {
   using Floats = Linear<M, K, N, COLUMNS, ROWS, PARTS, BIAS, SUM, FREE>;
-  static constexpr size_t BLOCKS = Floats::BLOCKS, HEAD = Floats::HEAD, PREPARED = Floats::PREPARED, MOST_PARTS = 3, SUB_ROWS = 6;
+  static constexpr size_t BLOCKS = Floats::BLOCKS, HEAD = Floats::HEAD, PREPARED = Floats::PREPARED, MOST_PARTS = 3;
+  // Rows of which vectors hold the sums of a strip in registers, beside a row of weights.
+  static constexpr size_t HELD = (REGISTERS - 2) / Floats::VECTORS - 1, SUB_ROWS = Floats::VECTORS > (REGISTERS - 2) / 2 ? 1 : HELD < 6 ? HELD : 6;
   static constexpr size_t DEPTH = 32, STEPS = (K + DEPTH - 1) / DEPTH, LINE = DEPTH * 2, TILE = 16 * LINE, PAIR = 2 * TILE;
   static constexpr size_t PAIRS = COLUMNS / 32, ROW = MOST_PARTS * STEPS * LINE, CHUNKS = (STEPS + 23) / 24, CHUNK = (STEPS + CHUNKS - 1) / CHUNKS;
   static constexpr uint32_t LEAST = (127u - 60) << 23, MOST = 254u << 23;
