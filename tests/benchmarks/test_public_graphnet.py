@@ -67,6 +67,16 @@ def test_statistics_are_parsed_and_not_executed(tmp_path: Path) -> None:
         graphnet.statistics(sample(tmp_path, "kind/two", meta='class A:\n    name = open("file")\n'))
 
 
+@pytest.mark.parametrize("low", [None, 0])
+def test_numbers_have_the_recorded_mean_and_deviation(low: float | None) -> None:
+    pytest.importorskip("torch")
+    given = graphnet.Statistics("x", [200_000], "float64", mean=2.0, std=3.0, min_val=low)
+    numbers = given.drawn(np.random.default_rng(0)).numpy()
+    assert numbers.mean() == pytest.approx(2.0, rel=0.02)
+    assert numbers.std() == pytest.approx(3.0, rel=0.05)
+    assert (numbers.min() > 0.01) == (low is not None)  # a variance of nearly zero would be a factor of its channel
+
+
 def test_every_beginning_has_all_kinds_and_sizes(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for size in (1, 2, 3, 4, 1000):
