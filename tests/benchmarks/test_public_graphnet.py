@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,6 +76,16 @@ def test_numbers_have_the_recorded_mean_and_deviation(low: float | None) -> None
     assert numbers.mean() == pytest.approx(2.0, rel=0.02)
     assert numbers.std() == pytest.approx(3.0, rel=0.05)
     assert (numbers.min() > 1e-3) == (low is not None)  # a variance of nearly zero would be a factor of its channel
+
+
+@pytest.mark.parametrize("recorded", [{"mean": 1.0, "std": 0.0}, {"data": [1.0] * 8}])
+def test_no_weight_is_constant(recorded: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    numbers = graphnet.Statistics("x", [8], "float32", **recorded).drawn(np.random.default_rng(0)).numpy()
+    assert len({*numbers.tolist()}) == 8
+    assert ((numbers >= 1) & (numbers < 1.01)).all()
+    integers = graphnet.Statistics("x", [2], "int64", data=[1, 1]).drawn(np.random.default_rng(0))
+    assert integers.tolist() == [1, 1]
 
 
 def test_every_beginning_has_all_kinds_and_sizes(tmp_path: Path) -> None:
