@@ -10,7 +10,7 @@ results and interfaces.
 Every tool optimizes every model in a process of its own, with a limit for each file; the judge
 (`public_judge.py`) compares results with float64 and interfaces with the original's. `generated`
 are `--count` random models, from the seed `--first` on, `reports` those of `public_reports.py`,
-`graphnet` as many samples of a clone of GraphNet, by both exporters (`models/graphnet`).
+`graphnet` as many samples of a clone of GraphNet, by each `--exporter` (`models/graphnet`).
 
 Each finding is a line of `--lines` as soon as it is there, and a second call with the same file
 goes on. A shard takes every n-th model; `--merge` counts the lines of all shards. Without a shard
@@ -79,7 +79,7 @@ def exported(sample: Path, file: Path, which: str) -> onnx.ModelProto | str:
 def of_graphnet(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Given]:
     for each in names:
         sample = options.graphnet / "samples" / each
-        for which in EXPORTERS:
+        for which in options.exporter:
             build = partial(exported, sample, file_of(options.exports, each, which), which)
             yield Given(f"{GRAPHNET}:{each}:{which}", build, sample)
 
@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first one: a seed, or a place")
     parser.add_argument("--graphnet", type=Path, metavar="CLONE", help="a clone of github.com/PaddlePaddle/GraphNet")
     parser.add_argument("--parameters", type=float, default=30e6, help="the most that a sample of GraphNet may have")
+    parser.add_argument("--exporter", nargs="+", choices=[*EXPORTERS], default=[*EXPORTERS], help="of GraphNet")
     parser.add_argument("--exports", type=Path, metavar="FOLDER", help="where exported samples are kept")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[*TOOLS])
     parser.add_argument("--only", nargs="+", default=[], metavar="MODEL", help="these models, without results")
