@@ -56,9 +56,9 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 
 GENERATED, OF_REPORTS, GRAPHNET = "generated", "reports", "graphnet"
 TOOLS = (*WRITERS, *OUTPUTS)
-EXPORT_SECONDS, REFERENCE_SECONDS = 300.0, 120.0
+EXPORT, REFERENCES = 5, 2
 """The limits of an export and of the float64 references of a sample of GraphNet, which has two
-cases at least."""
+cases at least, as multiples of `--limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Given:
     sample: Path | None = None
 
 
-def exported(sample: Path, file: Path, which: str) -> onnx.ModelProto | str:
-    why = put(sample, file, which, EXPORT_SECONDS)
+def exported(sample: Path, file: Path, which: str, seconds: float) -> onnx.ModelProto | str:
+    why = put(sample, file, which, seconds)
     return onnx.load(file) if why is None else why
 
 
@@ -80,7 +80,8 @@ def of_graphnet(options: argparse.Namespace, names: Sequence[str]) -> Iterator[G
     for each in names:
         sample = options.graphnet / "samples" / each
         for which in options.exporter:
-            build = partial(exported, sample, file_of(options.exports, each, which), which)
+            file = file_of(options.exports, each, which)
+            build = partial(exported, sample, file, which, EXPORT * options.limit)
             yield Given(f"{GRAPHNET}:{each}:{which}", build, sample)
 
 
@@ -139,7 +140,7 @@ class Judging:
     def findings(self, given: Given, tools: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
         """The findings of some tools; if the model cannot be judged, the only one has no tool."""
         proto = given.build()
-        large = (2, REFERENCE_SECONDS) if given.sample else (CASES,)
+        large = (2, REFERENCES * self.limit) if given.sample else (CASES,)
         judged = proto if isinstance(proto, str) else Judged.of(proto, *large)
         if isinstance(judged, str):
             yield "", Verdict(NOT_JUDGED, judged)

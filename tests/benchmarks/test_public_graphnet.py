@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_the_reason_why_there_is_no_model(tmp_path: Path) -> None:
     died = sample(tmp_path, "kind/died", "import os\nos._exit(9)")
     assert str(put(died, tmp_path / "c.onnx", "dynamo", 100)).startswith("crashed: exit code 9")
     assert not [*tmp_path.glob("*.onnx")]
+
+
+def test_a_part_of_the_order_is_exported_within_the_limit(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        sample(tmp_path, f"kind/{name}", "while True: pass")
+    part = Namespace(corpus=["graphnet"], graphnet=tmp_path, parameters=100, first=1, count=2)
+    options = Namespace(exporter=["dynamo"], exports=tmp_path, limit=0.2, **vars(part))
+    found = [*script("public").models(options)]
+    assert [each.name for each in found] == [f"graphnet:{n}:dynamo" for n in graphnet.spread(tmp_path)[1:3]]
+    assert found[0].build() == "late: more than 1 s"
 
 
 def test_the_reference_of_a_module_is_in_double_precision(tmp_path: Path) -> None:
