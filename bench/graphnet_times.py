@@ -6,11 +6,11 @@
 
 Each sample runs in a process of its own (a sample is a program of others), and its row is a line of
 `--lines` as soon as it is there; a second call with the same file goes on. With `--total` no sample
-begins after so many seconds. All ways get the same inputs and run A B B A ... in turn; medians in microseconds. Ours is the result of
-`taso_mirage.optimize` for the sample's export. If nothing in it changed, it has the times of ONNX
-Runtime. Inductor is torch.compile, on a GPU with CUDA graphs; OpenVINO runs on CPUs only. `--merge`
-prints the rows that are there as a table, geometric means and GraphNet's score ES(t)
-(`graphnet_score.py`), and writes the rows.
+begins after so many seconds. All ways get the same inputs and run A B B A ... in turn; medians in
+microseconds. Ours is the result of `taso_mirage.optimize` for the sample's export. If nothing in it
+changed, it has the times of ONNX Runtime. Inductor is torch.compile, on a GPU with CUDA graphs;
+OpenVINO runs on CPUs only. `--merge` prints the rows that are there as a table, geometric means and
+GraphNet's score ES(t) (`graphnet_score.py`), and writes the rows.
 """
 
 from __future__ import annotations
