@@ -56,6 +56,12 @@ def simplified(file: str, kind: str) -> onnx.ModelProto:
     return onnxsim.simplify(onnx.load(file))[0]
 
 
+def rewritten(file: str, kind: str) -> onnx.ModelProto:
+    import onnxoptimizer
+
+    return onnxoptimizer.optimize(onnx.load(file))
+
+
 def optimized(file: str, kind: str) -> onnx.ModelProto:
     from onnxscript import optimizer
 
@@ -81,6 +87,7 @@ def transformed(file: str, kind: str) -> onnx.ModelProto:
 TOOLS: Mapping[str, Callable[[str, str], onnx.ModelProto]] = {
     "onnxslim": slimmed,
     "onnxsim": simplified,
+    "onnxoptimizer": rewritten,
     "onnxscript": optimized,
     "optimize_for_ort": fused,
     "onnxruntime.transformers": transformed,

@@ -62,16 +62,18 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
 
 
 def merged(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Line]]:
-    """The findings of several files of the same versions; the last one about a model and a tool
-    counts."""
+    """The findings of several files, which may be of other tools, but not of other versions of one;
+    the last finding about a model and a tool counts."""
     heads, found = [], dict[tuple[str, str], Line]()
     for path in paths:
         head, lines = read(path)
         heads.append(head)
         found |= {(line["model"], line["tool"]): line for line in lines}
-    if any(head["versions"] != heads[0]["versions"] for head in heads):
-        raise SystemExit("the files are of different versions")
-    return heads[0], [*found.values()]
+    versions: dict[str, str] = {}
+    for name, version in (pair for head in heads for pair in head["versions"].items()):
+        if versions.setdefault(name, version) != version:
+            raise SystemExit(f"the files are of {name} {versions[name]} and {version}")
+    return {**heads[0], "versions": versions}, [*found.values()]
 
 
 def counted(lines: Sequence[Line], tools: Sequence[str]) -> list[dict[str, Any]]:

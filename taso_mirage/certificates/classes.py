@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.terms import Node, constant, numpy_dtype, with_args
+from taso_mirage.ir.terms import Node, constant, numpy_dtype, topological, with_args
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.rewriting.folding import fold_constants
@@ -52,6 +52,12 @@ class EqualTerms:
         first, second = (a, b) if self.order[a] < self.order[b] else (b, a)
         self.parent[second] = first
         return True
+
+    def state(self, a: Node, b: Node) -> bool:
+        """Put two terms, which may be new, into one class; whether they were in two."""
+        for node in topological((a, b)):
+            self._add(node)
+        return self.union(a, b)
 
     def close(self) -> None:
         """Merge in rounds until nothing changes; operands have smaller numbers, so few rounds are

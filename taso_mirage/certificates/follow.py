@@ -39,6 +39,8 @@ from taso_mirage.prove.rules.proofs import emptied
 from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
+Results = Mapping[Node, tuple[OpenedLoop, int]]
+"""The results of loops, with their places."""
 STATES = 3
 """The largest number of states of loops that are followed in every order."""
 
@@ -284,28 +286,31 @@ class _Reader:
         classes = EqualTerms(self.terms)
         for old, new in (*self._equal, *renamed, *defined, *alike):
             classes.union(old, new)
-        classes.close()
-        self._follow_states(classes)
+        self._close(classes, {**self.loops, **view.results})
         self.found.terms = len(self.terms)
         for (name, old), new in zip(self.outputs, there, strict=True):
             if classes.find(old) is not classes.find(new):
                 raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
 
-    def _follow_states(self, classes: EqualTerms) -> None:
-        """The equalities of loops without a state, where those hold on which they rest."""
-        waiting = self._without
-        while waiting:
-            left = []
-            for each in waiting:
-                if all(classes.find(a) is classes.find(b) for a, b in each.conditions):
-                    for old, new in each.results:
-                        classes.union(old, new)
-                else:
-                    left.append(each)
-            if len(left) == len(waiting):
-                return
-            waiting = left
+    def _close(self, classes: EqualTerms, results: Results) -> None:
+        """Close the classes, also under the equalities of loops."""
+        classes.close()
+        while self._without_states(classes) or _of_fewer_states(classes, results):
             classes.close()
+
+    def _without_states(self, classes: EqualTerms) -> bool:
+        """State the equalities of loops without a state whose conditions hold; whether there are
+        any."""
+        left = []
+        for each in self._without:
+            if all(classes.find(a) is classes.find(b) for a, b in each.conditions):
+                for old, new in each.results:
+                    classes.union(old, new)
+            else:
+                left.append(each)
+        found = len(left) < len(self._without)
+        self._without = left
+        return found
 
     def _opened(self, optimized: Model) -> Opened:
         """The optimized model's terms; every node of it that draws is one of the original's."""
@@ -333,6 +338,17 @@ class _Reader:
         for node in self.terms:
             if node.op == "constant" and (same := known.get(array_digest(node.attr("value").numpy()))) is not None:
                 yield node, same
+
+
+def _of_fewer_states(classes: EqualTerms, results: Results) -> bool:
+    """State that loops have the results of those whose steps have equal outputs that read fewer
+    states; whether one of these is new."""
+    loops = {id(loop): loop for loop, _ in results.values()}
+    made = {key: loop.of_fewer_states(classes.terms, classes.find) for key, loop in loops.items()}
+    changed = False
+    for node, (loop, index) in results.items():
+        changed |= classes.state(node, made[id(loop)].result(index))
+    return changed
 
 
 def _single(view: Opened) -> Collection[Draw]:

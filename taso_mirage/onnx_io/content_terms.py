@@ -11,7 +11,7 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -121,6 +121,20 @@ class OpenedLoop:
             waiting += [self.outputs[i] for i in more]
         return sorted(kept)
 
+    def of_fewer_states(self, terms: Iterable[Node], class_of: Callable[[Node], Node]) -> OpenedLoop:
+        """The loop with other outputs of a step: of the terms equal to each the one that reads the
+        fewest states. `terms`: operands come before what reads them."""
+        leaves = {leaf: {i} for i, leaf in enumerate(self.leaves)}
+        reads, best = dict[Node, set[int]](), dict[Node, Node]()
+        for node in terms:
+            below = () if node in self.closed else node.args
+            reads[node] = leaves.get(node, set[int]()).union(*(reads[a] for a in below))
+            there = best.setdefault(class_of(node), node)
+            if len(reads[node]) < len(reads[there]):
+                best[class_of(node)] = node
+        outputs = [min(o, best[class_of(o)], key=lambda t: len(reads[t])) if o in reads else o for o in self.outputs]
+        return replace(self, outputs=outputs)
+
     def values_of(self, state: int) -> Node:
         """The new values of a state in all steps."""
         new = self.outputs[state]
@@ -217,8 +231,9 @@ class Opened:
     meet.
 
     `leaves` are the inputs here. `arrays` gets the weights by their new names, `draws` the nodes
-    that draw by theirs, which are other ones where `matched` says so. `path` leads to the body, by
-    results of nodes and attributes.
+    that draw by theirs, which are other ones where `matched` says so. `results` gets those of
+    loops, also of loops inside of bodies. `path` leads to the body, by results of nodes and
+    attributes.
     """
 
     model: Model
@@ -390,7 +405,8 @@ class Opened:
             formal = variable(f"input {i} of a body at depth {len(path)}", leaf.tensor)
             formal = _as(steps[i], leaf) if i < len(steps) else formal
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
-        return Opened(body.model, body.model.weights, leaves, self.arrays, self.draws, self.matched, path=path)
+        shared = (self.arrays, self.draws, self.matched)
+        return Opened(body.model, body.model.weights, leaves, *shared, path=path, results=self.results)
 
 
 def _draws(node: Node) -> bool:

@@ -17,6 +17,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.measure.check import CheckCase, Difference, check_cases, compare, repeatable
 from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import original
@@ -141,7 +142,7 @@ def _numbers(
     config = Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs))
     settled = settled_sizes(a, first, config)
     base = dict(settled.workloads[0][0])
-    model = replace(a, sizes=base, integers=settled.integers)
+    model, _ = with_usual_draws(replace(a, sizes=base, integers=settled.integers), first, base)
     prepared = list(check_cases(model, first, base, inputs))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")

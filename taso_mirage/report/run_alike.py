@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import is_computed
+from taso_mirage.measure.loop_inputs import with_usual_rows
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import original
 from taso_mirage.report.diff import failure, numbers
@@ -62,9 +63,11 @@ def _not_compared(first: Model, inputs: tuple[Arrays, ...], error: TasoMirageErr
 
 def _edges(model: Model) -> Iterator[Arrays]:
     """Inputs with floats at the limits of domains."""
-    sizes = settled_sizes(model, original(model), Config()).workloads[0][0]
+    session = original(model)
+    sizes = settled_sizes(model, session, Config()).workloads[0][0]
     kept = {*model.defaults, *model.shares}
     drawn = random_inputs(model, 0, sizes)
     for edge in EDGES:
         changed = {n: a for n, a in drawn.items() if n not in kept and is_computed(a.dtype.name)}
-        yield {**drawn, **{n: np.asarray(edge(a), a.dtype) for n, a in changed.items()}}
+        inputs = {**drawn, **{n: np.asarray(edge(a), a.dtype) for n, a in changed.items()}}
+        yield with_usual_rows(model, session, inputs)

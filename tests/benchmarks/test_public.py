@@ -198,3 +198,16 @@ def test_a_second_run_goes_on_and_shards_are_counted_together(tmp_path: Path) ->
     assert row["findings"] == [{"model": "a:3", "kind": "wrong", "why": "by 1"}]
     with pytest.raises(SystemExit, match="name another file"):
         lines.Lines(two, {"versions": {"ours": "2"}})
+
+
+def test_lines_of_different_tools_are_counted_together(tmp_path: Path) -> None:
+    lines, verdict = bench("public_lines"), bench("public_judge").Verdict
+    one, two, three = (tmp_path / f"{i}.jsonl" for i in range(3))
+    lines.Lines(one, {"versions": {"a": "1", "b": "1"}}).add("x:1", "b", verdict("right"), 1.0)
+    lines.Lines(two, {"versions": {"a": "1", "c": "2"}}).add("x:1", "c", verdict("wrong", "by 1"), 1.0)
+    head, found = lines.merged([one, two])
+    assert head["versions"] == {"a": "1", "b": "1", "c": "2"}
+    assert [row["case"] for row in lines.counted(found, ["b", "c"])[0]["rows"]] == ["b", "c"]
+    lines.Lines(three, {"versions": {"c": "3"}})
+    with pytest.raises(SystemExit, match="of c 2 and 3"):
+        lines.merged([one, two, three])

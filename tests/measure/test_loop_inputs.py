@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import pytest
 from bodies import parse
-from loop_models import gated, gated_delta, recurrent
+from loop_models import RECURRENT, gated, gated_delta, recurrent
 
 import taso_mirage
-from taso_mirage.ir.model import random_inputs
+from taso_mirage.errors import CheckFailed
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.report.run_alike import run_alike
 from taso_mirage.system import deadline
 
 
@@ -68,3 +70,26 @@ def test_growth_that_no_input_bounds_is_said() -> None:
     assert made is model
     assert said is not None
     assert "0% of the outputs' elements" in said
+
+
+def changed(old: str, new: str, t: int = 4, n: int = 8) -> Model:
+    """The product of the state with another text in its step."""
+    assert old in RECURRENT
+    return from_memory(parse(RECURRENT.replace(old, new).format(t=t, n=n)))
+
+
+def test_models_of_chaotic_loops_are_compared_on_smaller_numbers() -> None:
+    """At large numbers each rounding of the sum would change all digits."""
+    parts = """l = Constant<value = int64[2] {{16, 16}}>() \n a, b = Split<axis = 1>(s, l) \n A, B = Split<axis = 0>(W, l)
+        c = MatMul(a, A) \n d = MatMul(b, B) \n p = Add(c, d)"""
+    said = run_alike(from_memory(recurrent(64, 32)), changed("p = MatMul(s, W)", parts, 64, 32))
+    assert said == "both models run alike on 7 input sets"
+
+
+OTHER_STEPS = {"q = Add(p, x)": "q = Sub(p, x)", "y = Identity(s2)": "z = Mul(s2, s2) \n y = Div(z, s2)"}
+
+
+@pytest.mark.parametrize("old", OTHER_STEPS)
+def test_other_loops_do_not_run_alike(old: str) -> None:
+    with pytest.raises(CheckFailed):
+        run_alike(from_memory(recurrent()), changed(old, OTHER_STEPS[old]))
