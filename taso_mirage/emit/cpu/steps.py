@@ -4,10 +4,11 @@ one, which change places after every step."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
-from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue, Map, base_value
+from taso_mirage.emit.cpu.lazy_tensors import BestColumn, CppBuffer, LoopValue, Map, base_value
 from taso_mirage.emit.cpu.loop_schedule import Memory, Root
 from taso_mirage.emit.cpu.nests import memory_type
 from taso_mirage.emit.cpu.step_meaning import StepMeaning
@@ -16,9 +17,14 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.rewriting.forms import RegionPattern
 
 MANY = 4
 """The least number of readers of each element of a value that is computed once, in memory."""
+BEST = RegionPattern("argmax(matmul(x, w), axis=1, keepdims=k)")
+ENOUGH, DEEPEST, FEWEST = 16, 65_536, 512
+"""The least number of steps for which a matrix is read in advance, the largest number of its rows,
+whose sums have 32 bits, and the least number of columns."""
 
 
 class KernelStages(Protocol):
@@ -68,9 +74,10 @@ def step_statements(
         _pointer(s.name, v[f"old_{x.name}"], x, "const ", " __restrict") for s, x in zip(before, old, strict=True)
     ]
     inside += [_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
-    values = _values(
-        StepMeaning(function.lazy.tables), body, [*before, *elements, *buffers[states + node.attr("sequences") :]]
-    )
+    fixed = buffers[states + node.attr("sequences") :]
+    finders = Finders(dict(zip(body.inputs[len(body.inputs) - len(fixed) :], fixed, strict=True)), usual_size(count))
+    values = _values(StepMeaning(function.lazy.tables), body, [*before, *elements, *fixed], finders)
+    made += finders.made
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:
@@ -89,6 +96,39 @@ def step_statements(
         if part < states
     ]
     return [*made, *function.stage(ends)]
+
+
+@dataclass
+class Finders:
+    """The objects that find, in each step, the column of an operand `fixed` of all steps whose
+    product with a row is the largest (`best_column.h`): each reads its operand once, before the
+    first step."""
+
+    fixed: Mapping[Node, CppBuffer]
+    steps: int
+    made: list[Statement] = field(default_factory=list)
+
+    def value(self, node: Node, lazy: LazyMeaning, found: Mapping[Node, LoopValue | None]) -> LoopValue | None:
+        """The value of a term that is such a column; None for others."""
+        read = BEST.match(node) if self.steps >= ENOUGH else None
+        b = None if read is None else self.fixed.get(read["w"])
+        x = None if read is None else found[read["x"]]
+        if b is None or x is None or node.attr("select_last_index") or not _fits(x, b):
+            return None
+        name, depth, columns = f"finder{len(self.made)}", *b.shape
+        type = f"BestColumn<{depth}, {columns}>"
+        self.made.append(Let(name, v[type](v[b.name] + b.start, product_factor(b.strides[0])), type))
+        value = BestColumn(node.dtype, x.shape[:1], ("mk", "kn", "m"), args=(x, b), finder=name)
+        return lazy.reshape(value, node.shape)
+
+
+def _fits(x: LoopValue, b: CppBuffer) -> bool:
+    """Whether `best_column.h` has code for a matrix, and rows that it is multiplied with."""
+    if len(x.shape) != 2 or len(b.shape) != 2 or x.dtype != "float32" or b.strides[1] != 1:
+        return False
+    depth, columns = b.shape
+    known = isinstance(depth, int) and isinstance(columns, int)
+    return known and usual_size(depth) % 4 == 0 and usual_size(depth) <= DEEPEST and usual_size(columns) >= FEWEST
 
 
 def _rows(values: Sequence[LoopValue]) -> list[LoopValue]:
@@ -118,11 +158,11 @@ def _pointer(name: str, value: Expression, x: CppBuffer, const: str, restrict: s
     return Let(name, value, f"{const}{memory_type(x.dtype)}*{restrict}")
 
 
-def _values(lazy: LazyMeaning, body: Graph, given: Sequence[LoopValue]) -> list[LoopValue]:
+def _values(lazy: LazyMeaning, body: Graph, given: Sequence[LoopValue], finders: Finders) -> list[LoopValue]:
     """The values of the body's outputs."""
     found: dict[Node, LoopValue | None] = {ABSENT: None, **dict(zip(body.inputs, given, strict=True))}
     for node in body:
         if node not in found:
-            made = lazy.constant(node.attr("value")) if node.op == "constant" else None
+            made = lazy.constant(node.attr("value")) if node.op == "constant" else finders.value(node, lazy, found)
             found[node] = made or interpret_term(node, lazy, [found[a] for a in node.args])
     return [x for o in body.outputs if (x := found[o]) is not None]
