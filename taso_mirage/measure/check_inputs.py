@@ -28,7 +28,7 @@ from taso_mirage.measure.magnitudes import rounds
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
-from taso_mirage.measure.relations import agreed, relations
+from taso_mirage.measure.relations import agreed, relations, suspected
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
 from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
@@ -67,13 +67,14 @@ def all_finite(outputs: Sequence[Any]) -> bool:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, with the other dims at their base sizes;
-    and further trials if neither runs: with other dims that must agree, multiples, and all dims of
-    that size at once."""
-    asked = relations(model)
+    """For every dynamic dim a larger and a smaller size, with the other dims at their base sizes, and
+    with those that may have to agree; and further trials if none runs: with other dims that must
+    agree, multiples, and all dims of that size at once."""
+    asked, tied = relations(model), suspected(model, base)
     for name in model.symbols():
         size = base[name]
         near = [{**base, name: n} for n in (size + 3, max(1, size - 1))]
+        near += [agreed(each, tied, [name]) for each in near]
         along = [agreed(each, asked, [name]) for each in near]
         multiples = [agreed({**base, name: n}, asked, [name]) for n in (2 * size, size + 32, size // 2) if n]
         equal = [other for other in base if base[other] == size]

@@ -34,8 +34,8 @@ def hints(model: Model, default: int) -> dict[str, int]:
                 found.setdefault(name, _hint(name, node, axis if dim == symbol(name) else None, default))
     totals = [name for name in found if "total" in words_of(name)]
     past = [size for name, size in found.items() if size == PAST and name not in totals][:1]
-    new = [size for name, size in found.items() if size == SEQUENCE and name not in totals][:1]
-    return found | {name: past[0] + new[0] for name in totals if past and new}
+    new = [size for name, size in found.items() if size == SEQUENCE and name not in totals][:1] or [1]
+    return found | {name: past[0] + new[0] for name in totals if past}
 
 
 def words_of(name: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, symbols
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, symbol, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Node, Tensor
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -48,6 +48,23 @@ def relations(model: Model) -> list[SizeRelation]:
     )
     known = {*model.symbols()}
     return [each for each in found if (symbols(each.left) | symbols(each.right)) <= known]
+
+
+def sums(model: Model) -> list[Symbolic]:
+    """The dims of outputs that are sums of dims of inputs (`past + 1`), each once."""
+    dims, known = dict.fromkeys(d for node in model.graph.outputs for d in node.tensor.shape or ()), {*model.symbols()}
+    return [d for d in dims if isinstance(d, Symbolic) and len(d.terms) > 1 and symbols(d) <= known]
+
+
+def suspected(model: Model, sizes: Mapping[str, int]) -> list[SizeRelation]:
+    """Relations that hold at these sizes, and that the types do not tell: a dim of inputs is as
+    large as a sum among the outputs' dims."""
+    return [
+        SizeRelation(symbol(name), total, broadcasts=False)
+        for total in sums(model)
+        for name in model.symbols()
+        if name not in symbols(total) and sizes[name] == evaluate(total, sizes)
+    ]
 
 
 def agreed(sizes: Mapping[str, int], asked: Sequence[SizeRelation], held: Collection[str]) -> dict[str, int]:

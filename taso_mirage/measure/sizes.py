@@ -1,9 +1,10 @@
 """Sizes and scalars at which a model runs, found by trial runs of the original.
 
 The first trial has the sizes that names suggest (`hints.py`) and that agree (`relations.py`). Where
-the runtime refuses it, others follow: all alike, usual images and lengths, then one dim after the
-other, and again from there where another node failed. The user's sizes stay. A scalar that chooses
-a branch has the first value that runs, of those that the model compares it with, 0 and 1.
+the runtime refuses it, others follow: one dim as large as a sum among the outputs' dims, all alike,
+usual images and lengths, then one dim after the other, and again from there where another node
+failed. The user's sizes stay. A scalar that chooses a branch has the first value that runs, of
+those that the model compares it with, 0 and 1.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import InvalidOption, RunFailed
-from taso_mirage.ir.dims import evaluate
+from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.measure.bulk import too_large, too_small
 from taso_mirage.measure.hints import BATCH_SIZE, image_axes, state_batch, words_of
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.refusals import refusal, shown_sizes
-from taso_mirage.measure.relations import SizeRelation, agreed, relations
+from taso_mirage.measure.relations import SizeRelation, agreed, relations, sums
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.onnx_io.input_requirements import compared_numbers
@@ -45,7 +46,9 @@ SINGLE = (1, 2, 3, 4, 7, 16, 32, 48, 64, 80, 128, 224, 512, 16_000)
 """Sizes that are tried: of images, of other dims, of all at once, of one alone."""
 EMPTY_TRIALS = 8
 """The number of further trials after one that ran but gave empty results, as with windows larger
-than an image."""
+than an image, or results of other shapes."""
+SUMS = 4
+"""Sums among the outputs' dims that are tried as a size."""
 CHOICES = 6
 """Combinations of scalars that are tried at one set of sizes."""
 
@@ -62,8 +65,8 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: its sizes, whether it ran and gave elements, else why not, and at which node it
-    failed."""
+    """One run: its sizes, whether it ran and gave elements of the inferred shapes, else why not, and
+    at which node it failed."""
 
     sizes: Mapping[str, int]
     integers: Mapping[str, int]
@@ -176,6 +179,7 @@ class _Candidates:
         yield self.agreed(self.first)
         if not self.free:
             return
+        yield from islice(self._sums(), SUMS)
         yield self._all(self.free, self.default)
         yield self._all(self.free, 1)
         images = [name for name in self.free if name in self._of_images()]
@@ -197,6 +201,14 @@ class _Candidates:
             for name in self.free:
                 moved = {**best.sizes, name: n}
                 yield agreed(moved, self.asked, [*(k for k in self.first if k not in self.free), name])
+
+    def _sums(self) -> Iterator[dict[str, int]]:
+        """One dim with the size of a sum: a mask over past and new tokens, whose cache grows."""
+        leading = self._leading()
+        for total in sums(self.model):
+            for name in reversed(self.free):
+                if name not in leading and name not in symbols(total):
+                    yield self._all([name], evaluate(total, self.first))
 
     def _all(self, names: Sequence[str], size: int, more: Mapping[str, int] | None = None) -> dict[str, int]:
         return self.agreed({**self.first, **(more or {}), **dict.fromkeys(names, size)})
@@ -265,7 +277,7 @@ class _Trials:
         at = shown_sizes({**first.sizes, **first.integers})
         return (
             f"the sizes were found by {len(self.made)} trial runs: at {at} the original does not run"
-            + (f" ({first.why[:160]})" if first.why else ", or gives nothing"),
+            + (f" ({first.why[:160]})" if first.why else ", or gives nothing of the right shape"),
         )
 
     def _tried(self, sizes: dict[str, int], integers: dict[str, int]) -> SizeTrial:
@@ -282,8 +294,21 @@ class _Trials:
             return SizeTrial(sizes, integers, False, why=str(error), failed=_failed(str(error)))
         arrays = [each for each in outputs if isinstance(each, np.ndarray)]
         small = too_small(self.model, sizes)
-        full = small is None and all(prod(a.shape) for a in arrays)
+        full = small is None and all(prod(a.shape) for a in arrays) and _as_inferred(self.model, outputs, sizes)
         return SizeTrial(sizes, integers, True, full, small or "")
+
+
+def _as_inferred(model: Model, outputs: Sequence[Any], sizes: Mapping[str, int]) -> bool:
+    """Whether all results have the inferred shapes. ONNX Runtime reads a range of rows beyond the end
+    of an array as the rows that there are, where the standard has no result."""
+    for node, found in zip(model.graph.outputs, outputs, strict=True):
+        dims = node.tensor.shape
+        if dims is None or not isinstance(found, np.ndarray):
+            continue
+        known = [evaluate(dim, sizes) if symbols(dim) <= sizes.keys() else None for dim in dims]
+        if len(known) != found.ndim or any(k not in (None, n) for k, n in zip(known, found.shape, strict=True)):
+            return False
+    return True
 
 
 def _failed(why: str) -> str:

@@ -109,6 +109,30 @@ def test_a_decoder_with_a_cache_runs_at_once_and_every_dim_moves() -> None:
     assert any(s[2][1] == 259 and s[3][2] == 387 for s in shapes)
 
 
+def gathering(mask: str) -> onnx.ModelProto:
+    """A cache that grows by one key, and a mask that is read at the place of each key."""
+    nodes = [
+        h.make_node("Concat", ["past", "key"], ["present"], axis=1),
+        h.make_node("Shape", ["present"], ["long"], start=1, end=2),
+        h.make_node("Squeeze", ["long"], ["length"]),
+        h.make_node("Range", ["zero", "length", "one"], ["places"]),
+        h.make_node("Gather", ["mask", "places"], ["y"], axis=1),
+    ]
+    inputs = [V("past", F, ["batch", "cached", 4]), V("key", F, ["batch", 1, 4]), V("mask", F, ["batch", mask])]
+    outputs = [V("present", F, ["batch", "cached + 1", 4]), V("y", F, None)]
+
+    return proto(nodes, inputs, outputs, zero=np.array(0), one=np.array(1))
+
+
+@pytest.mark.parametrize(("mask", "remarked"), [("total", False), ("all", True)])
+def test_a_mask_grows_with_the_cache(mask: str, remarked: bool) -> None:
+    result = run(gathering(mask))
+    assert sizes(result) == {"batch": 1, "cached": 256, mask: 257}
+    assert bool(note(result, "the sizes were found by 2 trial runs")) == remarked
+    shapes = {tuple(np.shape(v) for v in case.inputs.values()) for case in result.cases}
+    assert {(s[0][1], s[2][1]) for s in shapes} == {(256, 257), (259, 260), (255, 256), (255, 257), (256, 260)}
+
+
 def joined(second: str, *dims: str | int) -> onnx.ModelProto:
     """A product with 24 rows, of values that lie in a grid or come from a recurrent operator."""
     weights = {"s": [-1, 60], "w": np.ones((60, 24), np.float32), "a": np.ones((1, 12, 9), np.float32)}
