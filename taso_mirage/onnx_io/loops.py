@@ -30,6 +30,8 @@ from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies, kind_of, sca
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import known_elements, term, traits
 
+MOST = 1 << 20
+"""The largest number of steps of a loop that reads no sequence."""
 SINCE = 9
 """The opset from which on a Scan has no batch of its own."""
 
@@ -262,8 +264,8 @@ def _of_loop(model: Model, node: Node, counted: CountedLoop) -> ReadLoop | None:
 
 def _places(count: Dim) -> Node | None:
     """The sequence of the places of steps, for a loop that reads no other one; None where only a
-    run knows their number."""
-    return constant(np.arange(count)) if isinstance(count, int) else None
+    run knows their number, or there are none or too many."""
+    return constant(np.arange(count)) if isinstance(count, int) and 0 < count <= MOST else None
 
 
 def _is_true(node: Node) -> bool:

@@ -98,6 +98,14 @@ REFUSED = {
             }>
         }
     """),
+    "steps without end": parse("""
+        g (float[2] s0) => (float[2] s) {
+            trips = Constant<value = int64 {9223372036854775807}>() \n yes = Constant<value = bool {1}>()
+            s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
+                c2 = Identity(c) \n a2 = Neg(a)
+            }>
+        }
+    """),
     "both directions": gated(more=", scan_input_directions = [1, 0]"),
     "another axis": parse("""
         g (float[2] s0, float[2, t] x) => (float[2] s) {
