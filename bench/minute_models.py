@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from decoders import Built, of, room, step, tokens
 from torch import nn
 from torch.nn import functional as F
 
 Inputs = dict[str, torch.Tensor]
-Built = tuple[nn.Module, Inputs]
 SEED = 0
 
 
@@ -77,18 +77,6 @@ class Called(nn.Module):
         return found
 
 
-def of(kind: str, options: Mapping[str, Any]) -> Any:
-    """A model of transformers by the name of its class."""
-    import transformers
-
-    made = getattr(transformers, kind)
-    return made(made.config_class(**options))
-
-
-def tokens(batch: int, length: int) -> torch.Tensor:
-    return torch.arange(batch * length).reshape(batch, length) % 97
-
-
 def text(kind: str, batch: int = 1, length: int = 128, result: str = "last_hidden_state", **options: Any) -> Built:
     module = Called(of(kind, options), result)
     return module, {"input_ids": tokens(batch, length), "attention_mask": torch.ones(batch, length, dtype=torch.int64)}
@@ -96,37 +84,6 @@ def text(kind: str, batch: int = 1, length: int = 128, result: str = "last_hidde
 
 def images(kind: str, batch: int = 1, side: int = 224, **options: Any) -> Built:
     return Called(of(kind, options), "last_hidden_state"), {"pixel_values": torch.randn(batch, 3, side, side)}
-
-
-class Cached(nn.Module):
-    """A decoder's step as a function of tensors: one token, the mask, and keys and values of the
-    layers in turn, before and after."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: torch.Tensor) -> Any:
-        from transformers import DynamicCache
-
-        given = [*past.values()]
-        cache = DynamicCache(list(zip(given[::2], given[1::2], strict=True)))
-        logits = self.module(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True
-        ).logits
-        return logits, *(t for layer in cache.layers for t in (layer.keys, layer.values))
-
-
-def step(kind: str, past: int = 512, batch: int = 1, **options: Any) -> Built:
-    """One token after so many cached ones."""
-    module = of(kind, options)
-    config = module.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = batch, config.num_key_value_heads, past, width
-    mask = torch.ones(batch, past + 1, dtype=torch.int64)
-    names = [f"past_{kind}_{i}" for i in range(config.num_hidden_layers) for kind in ("key", "value")]
-    caches = {name: torch.randn(shape) for name in names}
-    return Cached(module), {"input_ids": tokens(batch, 1), "attention_mask": mask, **caches}
 
 
 def sound(kind: str, name: str, shape: tuple[int, ...], batch: int = 1, encoder: bool = False, **options: Any) -> Built:
@@ -449,6 +406,15 @@ HUSH = {"d_model": 64, "vocab_size": 64, "pad_token_id": 0, "max_source_position
 }
 FORMS: dict[str, Form] = {
     "llama_step": Form(step, {"kind": "LlamaForCausalLM", "past": 1024, **LLAMA}, {"num_hidden_layers": 8}, GROUPED),
+    "llama_decode": Form(
+        room,
+        {"kind": "LlamaForCausalLM", **LLAMA},
+        {"num_hidden_layers": 4},
+        {**TINY, "num_key_value_heads": 2, "length": 64},
+    ),
+    "qwen2_decode": Form(
+        room, {"kind": "Qwen2ForCausalLM", **QWEN2}, {}, {**TINY, "num_key_value_heads": 2, "length": 64}
+    ),
     "llama_prompt": Form(
         text,
         {"kind": "LlamaForCausalLM", "length": 512, "result": "logits", "use_cache": False, **LLAMA},

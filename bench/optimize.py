@@ -1,17 +1,18 @@
-"""Original against optimized and against other tools' results, all on ONNX Runtime's CPU provider
-at ORT_ENABLE_ALL.
+"""Original against optimized and against other tools' results on ONNX Runtime's CPU provider at
+ORT_ENABLE_ALL, and against OpenVINO.
 
     python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--sessions 3]
-    [--budget 60] [--again 30]
+    [--budget 60] [--again 30] [--threads N]
 
 Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of
 models that are not named stay). A model is read from DIR/NAME.onnx where that exists, else built
 (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
-`optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the
-check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions`
-times, as luck (where memory lies) lasts as long as one. Ours is the result of `taso-mirage
-optimize`: with kernels where the model is faster so; the result of substitutions alone is timed
-beside it. Kernels that were searched on this machine before are not searched again.
+`optimize_for_ort`, and OpenVINO in single precision, where they are installed. Every result, ours
+and the peers', goes through the check; a wrong one has no time. All sessions run in turn in one
+process, and are opened `--sessions` times, as luck (where memory lies) lasts as long as one. Ours
+is the result of `taso-mirage optimize`: with kernels where the model is faster so; the result of
+substitutions alone is timed beside it, and so is that of `--target auto`, in its own runtime.
+Kernels that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations
@@ -38,21 +39,24 @@ import onnx_ir as ir
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from peers import ALONE, CASES, OURS, PLAIN, figures, opened, peer_versions, right, timed  # noqa: E402
+from peers import ALONE, CASES, OURS, PLAIN, Opening, figures, peer_versions, right, timed  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
-from taso_mirage.measure.check import check_cases  # noqa: E402
+from taso_mirage.measure.check import CheckCase, check_cases, compare  # noqa: E402
+from taso_mirage.measure.target import CPU, on_threads, runtimes_beside  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
+from taso_mirage.optimize_options import Options  # noqa: E402
 from taso_mirage.pipeline import fuse, optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.runtime.embed import DOMAIN  # noqa: E402
 from taso_mirage.search.config import KERNELS, Config, representative  # noqa: E402
 from taso_mirage.targets.onnx_runtime import opened_session  # noqa: E402
-from taso_mirage.targets.protocol import Source  # noqa: E402
+from taso_mirage.targets.protocol import Source, Target  # noqa: E402
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("bert", {}),
@@ -74,7 +78,8 @@ SEQUENCE = {False: 128, True: 16}
 """Tokens at which a dynamic model is timed, by whether it is small: those of the static one."""
 PEERS = {"onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "optimize_for_ort"}
 """Our names of the tools."""
-RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
+RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer", "auto_ratio", "auto_ratio_best_peer")
+OPENVINO, AUTO = "openvino", "auto"
 PROFILED_RUNS, PROFILED_KINDS = 5, 6
 
 
@@ -97,27 +102,34 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     content = loaded(name, options.models, options.small)
     model = from_ir(ir.from_proto(onnx.load_from_string(content)))
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
-    config = Config(budget=options.budget, shapes=(({k: sizes[k] for k in model.symbols()}, 1.0),))
+    target = CPU if options.threads is None else on_threads(CPU, options.threads)
+    shapes = (({k: sizes[k] for k in model.symbols()}, 1.0),)
+    config = Config(budget=options.budget, shapes=shapes, target=target)
     model = replace(model, sizes=representative(model, config))
     plain, searches = searched(model, config, options.again)
     result = fuse.fused(plain, replace(config, budget=options.kernel_budget), options.kernels)
-    notes: list[str] = list(result.notes)
+    everywhere = in_any_runtime(model, options)
+    notes: list[str] = [*result.notes, *(note for note in everywhere.notes if note.startswith("runtimes"))]
     prepared = list(islice(check_cases(model, runtime.Session(content), model.sizes), CASES))
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model.onnx"
         source.write_bytes(content)
         there = {ALONE: source, **right(PEERS, source, model, prepared, Path(folder), notes)}
-        opening = opened({whose: file.read_bytes() for whose, file in there.items()})
+        opening = {whose: partial(runtime.Session, file.read_bytes(), target) for whose, file in there.items()}
+    opening |= in_openvino(model, prepared, target, notes)
     ours = runtime.runnable(result.model, source=not result.changed)
     # the original timed against itself would show noise as a gain or a loss
     for whose, each in ((PLAIN, plain), (OURS, result)):
         if each.changed and (whose == PLAIN or result.model is not plain.model):
-            opening[whose] = partial(runtime.open_in_child, each.model)
+            opening[whose] = partial(runtime.open_in_child, each.model, target)
+    if everywhere.changed:
+        opening[AUTO] = partial(runtime.open_in_child, everywhere.model, everywhere.target)
     inputs = random_inputs(model, 0)
     times = timed(opening, inputs, options.seconds, options.sessions)
     return {
         "case": name,
-        **figures(times),
+        **figures({whose: taken for whose, taken in times.items() if whose != AUTO}),
+        **automatic(times),
         "load": round(os.getloadavg()[0], 2),
         "kept": not result.changed,
         "nodes": [result.terms_before, result.terms_after],
@@ -129,6 +141,39 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "operators": shares(ours, inputs),
         "note": "; ".join(notes),
     }
+
+
+def in_any_runtime(model: Model, options: argparse.Namespace, target: str = "auto") -> Result:
+    """The result of `--target auto`, or of another target, with the defaults and an empty cache of
+    costs."""
+    sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
+    known = {name: size for name, size in sizes.items() if name in model.symbols()}
+    asked = Options(target=target, budget=options.budget, threads=options.threads).config(model)
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(asked, cache=Path(folder) / "costs.sqlite", shapes=((known, 1.0),))
+        return optimize_model(replace(model, sizes=representative(model, config)), config)
+
+
+def in_openvino(model: Model, cases: Sequence[CheckCase], target: Target, notes: list[str]) -> dict[str, Opening]:
+    """How the original is opened in OpenVINO; the notes say why it is not timed there."""
+    opening = partial(runtime.open_in_child, model, runtimes_beside(target)[0], source=True)
+    try:
+        wrong = next((d for d in compare(model, opening(), cases) if not d.passed), None)
+    except TasoMirageError as error:
+        notes.append(f"{OPENVINO} has no time: {native.first_line(error)[:160]}")
+        return {}
+    if wrong is not None:
+        notes.append(f"{OPENVINO} is wrong: {wrong}")
+    return {} if wrong is not None else {OPENVINO: opening}
+
+
+def automatic(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The lower quartile of `--target auto` in microseconds, and its ratios over ONNX Runtime alone
+    and over the best peer."""
+    quiet = {whose: float(np.percentile(taken, 25)) * 1e6 for whose, taken in times.items()}
+    own = quiet.get(AUTO, quiet[ALONE])
+    best = min(taken for whose, taken in quiet.items() if whose not in (OURS, PLAIN, AUTO))
+    return {AUTO: own, "auto_ratio": round(quiet[ALONE] / own, 4), "auto_ratio_best_peer": round(best / own, 4)}
 
 
 def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[str, Any]]:
@@ -177,20 +222,28 @@ def mean(values: Iterator[float] | Sequence[float]) -> float:
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """A line for each row; all numbers in milliseconds."""
-    names = [ALONE, *PEERS]
-    print(f"{'model':14} {'ours':>8}" + "".join(f"{n:>12}" for n in names) + "  ratio   best  quartiles     search s")
+    names = [ALONE, *PEERS, OPENVINO]
+    print(
+        f"{'model':14} {'ours':>8} {'auto':>8}"
+        + "".join(f"{n:>12}" for n in names)
+        + "  ratio   best  quartiles     search s"
+    )
     for r in rows:
         peers = "".join(f"{r['baselines'][n] / 1e3:12.2f}" if n in r["baselines"] else f"{'-':>12}" for n in names)
+        own = f"{r['ours'] / 1e3:8.2f} {r[AUTO] / 1e3:8.2f}"
+        ratios = (
+            f"{r['ratio']:6.3f} {r['ratio_best_peer']:6.3f} {r['auto_ratio']:6.3f} {r['auto_ratio_best_peer']:6.3f}"
+        )
+        low, high = r["quartiles"]
         print(
-            f"{r['case']:14} {r['ours'] / 1e3:8.2f}{peers} {r['ratio']:6.3f} {r['ratio_best_peer']:6.3f} "
-            f"{r['quartiles'][0]:5.2f} {r['quartiles'][1]:5.2f}  {r['search_seconds']} nodes {r['nodes']} {r['note']}",
+            f"{r['case']:14} {own}{peers} {ratios} {low:5.2f} {high:5.2f}  {r['search_seconds']} nodes {r['nodes']} {r['note']}",
             flush=True,
         )
 
 
 def versions() -> dict[str, str]:
     found = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
-    return {**found, **peer_versions(PEERS)}
+    return {**found, **peer_versions((*PEERS, OPENVINO))}
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
@@ -201,6 +254,7 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
         "unit": "us",
         "versions": versions(),
         "small": options.small,
+        "threads": options.threads,
     }
 
 
@@ -232,6 +286,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=3, help="times that all models are opened for the timing")
     parser.add_argument("--kernels", choices=KERNELS, default="search")
     parser.add_argument("--kernel-budget", type=float, default=60.0, help="search of each model's kernels")
+    parser.add_argument("--threads", type=int, help="of a run; default: one for each core")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "optimize-cpu2.json")
     options = parser.parse_args()
     if unknown := set(options.names) - set(MODELS):

@@ -34,14 +34,15 @@ def demands(model: Model) -> tuple[int, int]:
     rows = [u for n in tables for u in uses.get(n, ())]
     moved = [n for n in weights if n not in tables]
     ends = [*model.graph.inputs, *model.graph.outputs]
-    return sum(size(n.type) for n in (*moved, *rows, *ends)), sum(_flops(n) for n in order)
+    return sum(size(n.type) for n in (*moved, *rows, *ends)), sum(operations(n) for n in order)
 
 
 def _reads_rows(user: Node, table: Node) -> bool:
     return user.op == "gather" and user.args[0] is table
 
 
-def _flops(node: Node) -> int:
+def operations(node: Node) -> int:
+    """The operations of a term; 0 for those without a definition."""
     if not node.args or is_weight(node):
         return 0
     try:

@@ -16,9 +16,7 @@ import argparse
 import gc
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ import onnx_ir as ir
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from optimize import MODELS, SEQUENCE, loaded  # noqa: E402
+from optimize import MODELS, in_any_runtime, loaded  # noqa: E402
 from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
@@ -41,10 +39,7 @@ from taso_mirage.measure.child import in_child  # noqa: E402
 from taso_mirage.measure.target import CPU, OPENVINO, on_threads, runtimes_beside  # noqa: E402
 from taso_mirage.measure.tasks import device_key  # noqa: E402
 from taso_mirage.onnx_io import from_ir, load  # noqa: E402
-from taso_mirage.optimize_options import Options  # noqa: E402
-from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
-from taso_mirage.search.config import representative  # noqa: E402
 
 OURS = "ours"
 PEERS = ("onnxruntime", "openvino")
@@ -58,20 +53,10 @@ def model_of(name: str, options: argparse.Namespace) -> Model:
     return load(file)
 
 
-def optimized(model: Model, options: argparse.Namespace) -> Result:
-    """The result of `--target auto`."""
-    sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
-    known = {name: size for name, size in sizes.items() if name in model.symbols()}
-    asked = Options(target="auto", budget=options.budget, threads=options.threads).config(model)
-    with tempfile.TemporaryDirectory() as folder:
-        config = replace(asked, cache=Path(folder) / "costs.sqlite", shapes=((known, 1.0),))
-        return optimize_model(replace(model, sizes=representative(model, config)), config)
-
-
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One model: optimized, and timed beside the original in both runtimes."""
     model = model_of(name, options)
-    result = optimized(model, options)
+    result = in_any_runtime(model, options)
     model, other = result.original, CPU if options.threads is None else on_threads(CPU, options.threads)
     opening = {
         "onnxruntime": partial(runtime.open_in_child, model, other, source=True),

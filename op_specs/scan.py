@@ -8,13 +8,16 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Tensor, constant, numpy_dtype, substitute, variable
+from taso_mirage.meanings.linear_states import LinearStates
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import Call, extents, op
+from taso_mirage.operators.ops import Call, Ints, extents, op
 
 
 @op(onnx="Scan", since=9, lowering=Lowering.STEPS)
-def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int = 0, counted: int = 0):
+def scan(
+    xp, *operands, body: Graph, states: int, sequences: int, backward: int = 0, counted: int = 0, chunk: Ints = ()
+):
     """states, then sequences, then tensors that every step reads -> the states after the last step,
     then each further output of the body for all steps, side by side along a new first axis; a
     tuple unless there is one.
@@ -22,7 +25,10 @@ def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int 
     `body`: a step, a function of the states, one element of each sequence along its first axis,
     and the other tensors. `states`, `sequences`: how many there are. `backward`: 1 where the last
     element is the first step's; the outputs of a step stand at its element's place. `counted`: 1
-    where ONNX has the term as a Loop, which may have no steps.
+    where ONNX has the term as a Loop, which may have no steps. `chunk`: for a kernel whose only
+    state is a matrix, the number of steps that read the state before all of them and add products
+    to what they read (`meanings/linear_states.py`), and the axes of the state over which steps sum
+    and along which they do not.
     """
     carried = list(operands[:states])
     given, others = operands[states : states + sequences], operands[states + sequences :]
@@ -36,15 +42,24 @@ def scan(xp, *operands, body: Graph, states: int, sequences: int, backward: int 
     def step(t):
         at = count - 1 - t if backward else t
         elements = [xp.reshape(xp.slice(x, 0, at, at + 1), xp.shape(x)[1:]) for x in given]
-        made = run_body(xp, body, [*carried, *elements, *others])
+        if chunk and t % chunk[0] == 0:
+            linear[:] = [LinearStates(xp, *_whole(linear, carried), *chunk[1:])]
+            carried[:] = [linear[0].first]
+        made = run_body(linear[0] if chunk else xp, body, [*carried, *elements, *others])
         carried[:] = made[:states]
-        return made[states:]
+        return [linear[0].plain(x) for x in made[states:]] if chunk else made[states:]
 
+    linear = []
     steps = xp.each(count, step)
     steps = steps[::-1] if backward else steps
     stacked = [_stacked(xp, [each[i] for each in steps], o.tensor) for i, o in enumerate(body.outputs[states:])]
-    found = (*carried, *stacked)
+    found = (*_whole(linear, carried), *stacked)
     return found[0] if len(found) == 1 else found
+
+
+def _whole(linear, carried):
+    """The elements of the states."""
+    return [linear[0].total(x) for x in carried] if linear else carried
 
 
 def run_body(xp, body: Graph, given):

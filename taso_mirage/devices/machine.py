@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 
@@ -25,3 +26,13 @@ def processor() -> str:
 def processor_and_cores() -> str:
     """The processor and the cores that this process may use, as a key for measurements."""
     return f"{processor()} x{cores()}"
+
+
+@cache
+def has_matrix_unit() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 (Intel's AMX)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("flags") and "amx_bf16" in line.split() for line in lines)

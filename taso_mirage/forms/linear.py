@@ -19,7 +19,7 @@ from math import inf, prod
 from typing import Any
 
 from taso_mirage.devices.device import Device
-from taso_mirage.devices.machine import cores
+from taso_mirage.devices.machine import cores, has_matrix_unit
 from taso_mirage.emit.cpu.elementwise import has_cpp
 from taso_mirage.emit.cpu.prepared import CpuProgram, TemplateInstance
 from taso_mirage.errors import TasoMirageError
@@ -48,6 +48,11 @@ one tile has."""
 THIN, WIDE = ((64, NARROW_ROWS), (32, NARROW_ROWS), (16, NARROW_ROWS)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
+TILE_ROWS, DEPTH = 32, 32
+"""The rows of a tile of a matrix unit at most, which tells such a block from others, and the
+elements of the sum that one step multiplies (`tile_linear.h`)."""
+TILED = (32, TILE_ROWS), (64, TILE_ROWS)
+"""Blocks of a matrix unit, for products that fill a tile."""
 ROUNDING = 4
 """The accuracy level at which a runtime rounds activations to 8 bits, unless zeros are floats; a
 kernel rounds to 15."""
@@ -66,9 +71,9 @@ MULTIPLIED = tuple(
     )
 )
 BIASED = MULTIPLIED[3:]
-SAVED = 1.0, 0.1
+SAVED, SAVED_BY_TILES = (1.0, 0.1), (1.0, 0.5)
 """The estimated savings of the time in which weights come from memory, and of that of the
-arithmetic."""
+arithmetic; and on a matrix unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,11 @@ class WeightProduct:
         """Whether the product has so few rows that it waits for its weights."""
         return self.rows <= NARROW_ROWS
 
+    @property
+    def tiled(self) -> bool:
+        """Whether this machine has a matrix unit, and the product fills its tiles."""
+        return not self.form and self.rows >= TILE_ROWS and has_matrix_unit()
+
     def evidence(self) -> Evidence | Failure:
         """The evidence for the product's muGraphs."""
         return _evidence(self._small())
@@ -170,11 +180,17 @@ class WeightProduct:
         """For the weights to come from memory, and for the arithmetic."""
         return size(self.w.type) / device.bandwidth, work(self.goal(), {}).flops / device.flops
 
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save."""
+        shares = SAVED_BY_TILES if self.tiled else SAVED
+        return max(share * seconds for share, seconds in zip(shares, self.seconds(device), strict=True))
+
     def blocks(self) -> Iterator[tuple[int, int, int]]:
         """The block sizes of the product's muGraphs."""
         integers = [(n, most) for n, most in INTEGERS if most <= self.rows and (most > 1 or self.rows == 1)]
         few, many = (integers, [*WIDE, *integers]) if self.form else (THIN, WIDE)
-        for columns, most in few if self.thin else many:
+        tiled = TILED if self.tiled else ()
+        for columns, most in few if self.thin else (*tiled, *many):
             strips, tiles, parts = -(-int(self.product.shape[-1]) // columns), -(-self.rows // most), 1
             while strips * parts < TASKS * cores() and 2 * parts <= tiles:
                 parts *= 2
@@ -211,8 +227,7 @@ class WeightProducts:
 
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save."""
-        times = [part.seconds(device) for part in self.parts]
-        return sum(max(share * seconds for share, seconds in zip(SAVED, each, strict=True)) for each in times)
+        return sum(part.saved(device) for part in self.parts)
 
     @property
     def large(self) -> bool:
@@ -350,18 +365,24 @@ def _instance(node: Node) -> TemplateInstance:
 
 def _of_floats(node: Node) -> TemplateInstance:
     columns, most, parts = node.attr("block")
-    rows = dim_product(node.shape[:-1])
+    rows, tiled = dim_product(node.shape[:-1]), most == TILE_ROWS
     free = isinstance(rows, Symbolic)
     return TemplateInstance(
-        headers=("linear.h",),
-        name="Linear",
+        headers=("linear.h", "tile_linear.h") if tiled else ("linear.h",),
+        name="TileLinear" if tiled else "Linear",
         block=columns,
         sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),
-        layout=(columns, most == NARROW_ROWS),
+        layout=(columns, most == NARROW_ROWS, tiled),
         switches=(free,),
         rows=rows if free else 0,
         results=_results(node, MOST_OF_FREE if free and most == NARROW_ROWS else most),
+        first=(rows, _part_bytes(node), 0) if tiled else (0, 0, 0),
     )
+
+
+def _part_bytes(node: Node) -> int:
+    """The bytes of the parts of a row of x, with a flag (`tile_linear.h`)."""
+    return 6 * DEPTH * -(-int(node.args[0].shape[-1]) // DEPTH) + 1
 
 
 def _results(node: Node, many: int) -> str:

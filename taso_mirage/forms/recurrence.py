@@ -4,8 +4,10 @@ stay in the cache, and the blocks are parts of axes along which a step is the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from math import prod
 
 from taso_mirage.devices.device import Device
@@ -16,10 +18,13 @@ from taso_mirage.forms.base.form import Form, IsWanted, Users
 from taso_mirage.ir.dims import Dim, Symbolic
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_part, variable
+from taso_mirage.meanings.linear_states import LinearStates, LinearValue
+from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes
 from taso_mirage.mugraph.parallel_axes import AxisPlace, parallel_axes
 from taso_mirage.mugraph.verification import verified_mugraph
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, term, traits
 from taso_mirage.operators.work import size
 from taso_mirage.verdicts import Evidence, Failure
@@ -29,6 +34,9 @@ DTYPES = "float32", "int64"
 """The types of operands: numbers, and indices such as tokens."""
 STEPS = 3
 """The number of steps with which a kernel is tested: the first, one after it, and the last."""
+CHUNK, CHUNK_STEPS = 12, 5
+"""The number of steps of a chunk, and that with which a kernel of chunks of two steps is tested:
+whole chunks, and a part of one."""
 BLOCKS, VECTOR = (4, 16, 64), 16
 """The numbers of blocks that are tried at least, and the elements of a vector, which an innermost
 axis has in a block at least."""
@@ -36,6 +44,8 @@ MOST_STATE = 1 << 22
 """The largest number of bytes of the states of a block: more do not stay in a cache."""
 GRID = 3
 """The largest number of axes of a grid."""
+Chunk = tuple[int, ...]
+"""The attribute `chunk` of a loop (`op_specs/scan.py`)."""
 LoopCut = tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], int]
 """An axis whose parts are blocks: its place in each operand and in each result, and the number of
 parts."""
@@ -85,14 +95,15 @@ class Recurrence:
         several = isinstance(whole.type, tuple)
         return tuple(term("item", whole, index=i) for i in range(len(self.types))) if several else (whole,)
 
-    def kernel(self, cuts: Sequence[LoopCut]) -> Node:
-        """The kernel with these blocks: in each, the loop over its part of the operands."""
+    def kernel(self, cuts: Sequence[LoopCut], chunk: Chunk = ()) -> Node:
+        """The kernel with these blocks: in each, the loop over its part of the operands, with
+        `chunk` by chunks of steps."""
         places = [[cut[0][i] for cut in cuts] for i in range(len(self.node.args))]
         tiles = [
             variable(f"t{i}", Tensor(x.dtype, _part(x, axes, cuts)))
             for i, (x, axes) in enumerate(zip(self.node.args, places, strict=True))
         ]
-        own = Graph(tuple(tiles), self.results(self.over(tiles)))
+        own = Graph(tuple(tiles), self.results(self.over(tiles, chunk)))
         omap = tuple(tuple(_number(cut[1][o]) for cut in cuts) for o in range(len(self.types)))
         imap = tuple(tuple(map(_number, axes)) for axes in places)
         grid = tuple(cut[2] for cut in cuts) or (1,)
@@ -101,7 +112,7 @@ class Recurrence:
             imap, omap = ((-1,),) * len(tiles), ((-1,),) * len(self.types)
         return term("kernel", *self.node.args, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
 
-    def over(self, tiles: Sequence[Node]) -> Node:
+    def over(self, tiles: Sequence[Node], chunk: Chunk = ()) -> Node:
         """This loop over operands of other sizes."""
         end = self.states + self.node.attr("sequences")
         leaves = {
@@ -109,7 +120,7 @@ class Recurrence:
             for i, (leaf, t) in enumerate(zip(self.body.inputs, tiles, strict=True))
         }
         step = Graph(tuple(leaves.values()), _at_sizes(self.body, leaves))
-        return term(OPERATOR, *tiles, **{**dict(self.node.attrs), "body": step})
+        return term(OPERATOR, *tiles, **{**dict(self.node.attrs), "body": step, "chunk": chunk})
 
     def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], Dim]]:
         """The axes whose parts are apart, each with its places in operands and results, and its
@@ -139,19 +150,50 @@ class Recurrence:
                 known.add(tuple(made))
                 yield tuple(made)
 
+    @property
+    def chunk(self) -> Chunk:
+        """The chunks in which the steps of a loop whose state is a matrix can be computed, of CHUNK
+        steps; none if it has no such state, or reads it otherwise than in products."""
+        shape = self.node.args[0].shape
+        axes = [axis for axis, n in enumerate(shape) if n != 1]
+        for keys, values in permutations(axes, 2) if self.states == 1 else ():
+            linear = LinearStates(SHAPES, self.node.args[0].tensor, keys, values)
+            leaves = [leaf.tensor for leaf in self.body.inputs[1:]]
+            env = dict(zip(self.body.inputs, (linear.first, *leaves), strict=True))
+            with suppress(TasoMirageError, IndexError):
+                found = interpret(self.body.outputs, linear, env)
+                new, *_ = [found[o] if i == 0 else linear.plain(found[o]) for i, o in enumerate(self.body.outputs)]
+                if isinstance(new, LinearValue) and new.state:
+                    return (CHUNK, keys, values)
+        return ()
+
+    def chunk_cuts(self) -> tuple[LoopCut, ...] | None:
+        """The blocks of a loop by chunks, which have one state each, with all of its values, or
+        half of them where there are few blocks; None where a step mixes other axes."""
+        if not self.chunk:
+            return None
+        _, keys, values = self.chunk
+        axes = {ins[0]: (ins, outs, int(whole)) for ins, outs, whole in self.axes() if ins[0] is not None}
+        made = [cut for axis, cut in axes.items() if axis != values and cut[2] > 1]
+        beside = [i for i, n in enumerate(self.node.args[0].shape) if n != 1 and i not in (*axes, keys, values)]
+        if prod(cut[2] for cut in made) < BLOCKS[0] and values in axes and axes[values][2] % (2 * VECTOR) == 0:
+            made.append((*axes[values][:2], 2))
+        return None if beside or len(made) > GRID else tuple(made)
+
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of `graph`, from which this goal was read; those with the most
         blocks first."""
-        found = []
-        for cuts in self.cuts():
-            whole = self.results(self.kernel(cuts))
+        found, several = list[FoundMuGraph](), self.chunk_cuts()
+        forms = [] if several is None else [(several, self.chunk)]
+        for cuts, own in [*forms, *((cuts, ()) for cuts in self.cuts())]:
+            whole = self.results(self.kernel(cuts, own))
             wanted = tuple(whole[_place(o)] for o in graph.outputs)
             made = Graph(graph.inputs, wanted)
             blocks = prod(cut[2] for cut in cuts)
             states = sum(size(x.tensor) for x in self.node.args[: self.states]) // blocks
             if states > MOST_STATE or not _has_code(made):
                 continue
-            evidence = _evidence(self.with_steps(STEPS), cuts)
+            evidence = _evidence(self.with_steps(CHUNK_STEPS if own else STEPS), cuts, own and (2, *own[1:]))
             if isinstance(evidence, Evidence):
                 found.append(FoundMuGraph(made, graph, 1.0 / blocks, device.name, evidence))
         return sorted(found, key=lambda each: each.seconds)
@@ -209,9 +251,9 @@ def _has_code(graph: Graph) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...]) -> Evidence | Failure:
+def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...], chunk: Chunk) -> Evidence | Failure:
     leaves = tuple(small.node.args)
-    mine = Graph(leaves, small.results(small.kernel(cuts)))
+    mine = Graph(leaves, small.results(small.kernel(cuts, chunk)))
     return verified_mugraph(mine, Graph(leaves, small.results(small.node)), numbers=False)
 
 
@@ -247,7 +289,8 @@ def _follows(goal: Graph, named: Graph, free: FreeSizes) -> bool:
     axes = {n: (ins, outs) for ins, outs, n in every.axes() if isinstance(n, Symbolic)}
     if not axes.keys() >= {n for leaf in every.body.inputs for n in leaf.shape if isinstance(n, Symbolic)}:
         return False
-    for cuts in mine.cuts():
+    several = mine.chunk_cuts()
+    for cuts in (*mine.cuts(), *([] if several is None else [several])):
         tiles = mine.kernel(cuts).attr("body").inputs
         units = [(ins, outs) for ins, outs, _ in cuts if tiles[0].shape[ins[0] or 0] == 1]
         if not all(places in units for places in axes.values()):

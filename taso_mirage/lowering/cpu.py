@@ -11,7 +11,7 @@ from typing import Any
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.device import Device
-from taso_mirage.devices.machine import cores
+from taso_mirage.devices.machine import cores, has_matrix_unit
 from taso_mirage.emit.cpp import SizeRange
 from taso_mirage.emit.cpu.native_kernel import FLAGS, build
 from taso_mirage.emit.cpu.native_tuner import tuned_native, tuned_ranges
@@ -43,7 +43,8 @@ class CpuLowering:
 
     def __init__(self, threads: int = 0) -> None:
         self._threads = threads or cores()
-        self.key = f"{TARGET.machine} threads={threads}" if threads else TARGET.machine
+        machine = f"{TARGET.machine} with a matrix unit" if has_matrix_unit() else TARGET.machine
+        self.key = f"{machine} threads={threads}" if threads else machine
         self._compilers: ThreadPoolExecutor | None = None
 
     def predicted(

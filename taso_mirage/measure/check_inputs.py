@@ -67,9 +67,9 @@ def all_finite(outputs: Sequence[Any]) -> bool:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, with the other dims at their base sizes, and
-    with those that may have to agree; and further trials if none runs: with other dims that must
-    agree, multiples, and all dims of that size at once."""
+    """For every dynamic dim a larger and a smaller size, with the other dims at their base sizes,
+    and with those that may have to agree; and further trials if none runs: with other dims that
+    must agree, multiples, and all dims of that size at once."""
     asked, tied = relations(model), suspected(model, base)
     for name in model.symbols():
         size = base[name]

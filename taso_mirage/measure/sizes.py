@@ -65,8 +65,8 @@ class SettledSizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeTrial:
-    """One run: its sizes, whether it ran and gave elements of the inferred shapes, else why not, and
-    at which node it failed."""
+    """One run: its sizes, whether it ran and gave elements of the inferred shapes, else why not,
+    and at which node it failed."""
 
     sizes: Mapping[str, int]
     integers: Mapping[str, int]
@@ -78,12 +78,15 @@ class SizeTrial:
 
 def choices(model: Model) -> dict[str, list[int]]:
     """The values of every integer or boolean input of one element: those that the model compares it
-    with, the largest first, then 0 and 1."""
+    with, the largest first, then 0 and 1. A row of a table that is compared with nothing is
+    drawn."""
     scalars = [n for n in model.graph.inputs if _is_choice(n)]
     compared = compared_numbers(model) if scalars else {}
     found: dict[str, list[int]] = {}
     for node in scalars:
         name = str(node.attr("name"))
+        if name in model.rows and name not in compared:
+            continue
         numbers = [] if node.dtype == "bool" else sorted(compared.get(name, ()), reverse=True)
         found[name] = list(dict.fromkeys(v for v in (*numbers, 0, 1) if _fits(v, node.dtype)))
     return found
@@ -299,8 +302,8 @@ class _Trials:
 
 
 def _as_inferred(model: Model, outputs: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-    """Whether all results have the inferred shapes. ONNX Runtime reads a range of rows beyond the end
-    of an array as the rows that there are, where the standard has no result."""
+    """Whether all results have the inferred shapes. ONNX Runtime reads a range of rows beyond an
+    array's end as the rows that there are, where the standard has no result."""
     for node, found in zip(model.graph.outputs, outputs, strict=True):
         dims = node.tensor.shape
         if dims is None or not isinstance(found, np.ndarray):

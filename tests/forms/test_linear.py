@@ -206,6 +206,7 @@ def test_rows_may_be_free() -> None:
 
 def test_rows_are_cut_where_there_are_few_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "cores", lambda: 8)
+    monkeypatch.setattr(linear, "has_matrix_unit", lambda: False)
     for rows, columns, parts in ((1, 64, 1), (16, 48, 2), (128, 48, 8)):
         made, goal = case((rows, 8), 192, "")
         blocks = [f.graph.outputs[0].attr("block") for f in WeightProducts((made,)).mugraphs(goal, CPU_DEVICE)]

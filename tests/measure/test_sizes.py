@@ -25,7 +25,7 @@ from taso_mirage.search.config import Config
 
 
 def run(made: onnx.ModelProto, **options: Any) -> Result:
-    return optimize_model(read(made), Config(budget=1, measure=False, **options))
+    return optimize_model(read(made), Config(budget=5, measure=False, **options))
 
 
 def sizes(result: Result) -> dict[str, int]:
@@ -289,6 +289,15 @@ def test_a_branch_that_runs_is_found() -> None:
     result = run(branches())
     assert result.cases
     assert all(case.inputs["rate"] == 16_000 for case in result.cases if "rate" not in case.name)
+
+
+def test_a_row_of_a_table_is_no_choice() -> None:
+    nodes = [h.make_node("Gather", ["table", "position"], ["row"]), h.make_node("Relu", ["row"], ["y"])]
+    made = proto(nodes, [V("table", F, [64, 4]), V("position", T.INT64, [1])], [V("y", F, [1, 4])])
+    assert choices(read(made)) == {}
+    result = run(made)
+    assert "position" not in note(result, "sizes")
+    assert len({int(case.inputs["position"][0]) for case in result.cases}) > 3
 
 
 # ---------------------------------------------------------------- tensors that nobody can hold

@@ -56,8 +56,8 @@ def test_a_command_looks_for_no_garbage_at_its_end() -> None:
 
 
 def objects() -> Counter[str]:
-    """How many objects there are of each class, once garbage is gone. One collection may free objects
-    that only then leave others as garbage."""
+    """How many objects there are of each class, once garbage is gone. One collection may free
+    objects that only then leave others as garbage."""
     while gc.collect():
         pass
     return Counter(type(each).__name__ for each in gc.get_objects())

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from taso_mirage.emit.cpu.chunks import chunk_statements
 from taso_mirage.emit.cpu.index_text import integer, row
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LoopValue, Strides, contiguous
@@ -206,7 +207,8 @@ class CppKernelFunction:
         body, loop = self.node.attr("body"), self.node.attr("loop")
         steps = next((n for n in body if traits(n).lowering is Lowering.STEPS), None)
         if steps is not None:
-            return [*moved, *step_statements(self, steps, _parts(body, steps), tiles, targets)]
+            stepped = chunk_statements if steps.attr("chunk") else step_statements
+            return [*moved, *stepped(self, steps, _parts(body, steps), tiles, targets)]
         carried = CarriedValues(self.lazy, self.memory)
         made = LoweredBody(carried, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)

@@ -165,7 +165,8 @@ struct Linear {
     if (more) made += some(y, count);
     if (BIAS && last) made += some(static_cast<const float*>(tensors[2]) + column, count);
     if (SUM && last) made += some(static_cast<const float*>(tensors[3]) + at, count);
-    std::memcpy(y, &made, count * sizeof(float));
+    if (count == LANES) std::memcpy(y, &made, sizeof made);
+    else std::memcpy(y, &made, count * sizeof(float));
   }
   static lanes_t some(const float* from, size_t count) {
     lanes_t made = {};

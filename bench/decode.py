@@ -1,0 +1,280 @@
+"""Generation of tokens: a decoder's step with caches of a fixed length (`decoders.Room`), as
+PyTorch exports it, optimized by the defaults in a fresh process, beside ONNX Runtime and
+torch.compile, and beside the seconds in which the weights are read once.
+
+    python bench/decode.py [--device cuda] [--only NAME ...] [--past 1024] [--tokens 128]
+        [--budget 60] [--effort thorough] [--models DIR] [--small]
+
+After a prompt of `--past` random tokens, each runtime generates so many tokens: caches stay on the
+device and are written in place, logits go to the host, and the largest one is the next token. Then
+each runtime gets the tokens that the module in single precision generates, and its logits are
+compared with those: the mean Kullback-Leibler divergence, the mean negative log-likelihood of these
+tokens, and the number of tokens that are the same. Writes bench/results/decode-DEVICE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import end_to_end_common as common
+import minute
+from end_to_end_common import ALONE, ROOT
+from rows import Rows
+
+import taso_mirage
+from taso_mirage.measure import native
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import target as named
+
+NAMES = ("llama_decode", "qwen2_decode")
+COPIED = 1 << 30
+"""The bytes that are copied for the bandwidth of the device."""
+LONG = 1200.0
+"""Seconds in which a model is opened by all and generates."""
+Step = Callable[[int, int], np.ndarray[Any, Any]]
+"""The logits after a token at a position."""
+
+
+class Bound:
+    """A session's steps: caches in memory of the device, which each run writes in place."""
+
+    def __init__(self, session: Any, device: str, caches: Mapping[str, Any]) -> None:
+        self.session, self.binding = session, session.io_binding()
+        kept = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v, device, 0) for k, v in caches.items()}
+        self.given = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.int64), device, 0)
+            for name, shape in (("input_ids", (1, 1)), ("position", (1,)))
+        }
+        for name, value in {**self.given, **kept}.items():
+            self.binding.bind_ortvalue_input(name, value)
+        logits, *written = session.get_outputs()
+        dtype = np.float16 if "float16" in logits.type else np.float32
+        self.logits = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(logits.shape, dtype), device, 0)
+        self.binding.bind_ortvalue_output(logits.name, self.logits)
+        for each, value in zip(written, kept.values(), strict=True):
+            self.binding.bind_ortvalue_output(each.name, value)
+
+    def __call__(self, token: int, position: int) -> np.ndarray[Any, Any]:
+        self.given["input_ids"].update_inplace(np.array([[token]]))
+        self.given["position"].update_inplace(np.array([position]))
+        self.binding.synchronize_inputs()
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+        found: np.ndarray[Any, Any] = self.logits.numpy().reshape(-1)
+        return found
+
+
+class Module:
+    """A torch module's steps, compiled with a mode or eager; it writes its caches in place."""
+
+    def __init__(self, module: Any, caches: Mapping[str, Any], mode: str | None) -> None:
+        import torch
+
+        self.torch, self.device = torch, next(module.parameters()).device
+        self.caches = {k: v.clone() for k, v in caches.items()}
+        for each in self.caches.values():
+            torch._dynamo.mark_static_address(each)
+        self.given = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        self.given = tuple(each.to(self.device) for each in self.given)
+
+        def step(token: Any, position: Any) -> Any:
+            return module.step(token, position, self.caches, torch.Tensor.index_copy_)[1]
+
+        self.call = step if mode is None else torch.compile(step, mode=mode)
+
+    def __call__(self, token: int, position: int) -> np.ndarray[Any, Any]:
+        with self.torch.inference_mode():
+            self.given[0].fill_(token)
+            self.given[1].fill_(position)
+            found: np.ndarray[Any, Any] = self.call(*self.given).reshape(-1).cpu().numpy()
+        return found
+
+
+# ---------------------------------------------------------------- generation
+
+
+def generate(step: Step, first: int, past: int, count: int) -> tuple[list[int], float]:
+    """The tokens, each the one with the largest logit, and the median seconds of one."""
+    tokens, times = [first], []
+    for i in range(count):
+        start = time.perf_counter()
+        tokens.append(int(step(tokens[-1], past + i).argmax()))
+        times.append(time.perf_counter() - start)
+    return tokens[1:], float(np.median(times))
+
+
+def logits_of(step: Step, tokens: Sequence[int], past: int) -> np.ndarray[Any, Any]:
+    """The logits after each of these tokens."""
+    return np.stack([step(token, past + i).astype(np.float64) for i, token in enumerate(tokens)])
+
+
+def quality(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> dict[str, float]:
+    """How far logits are from those of the reference, whose largest ones are the right tokens."""
+    ours, theirs = log_softmax(found), log_softmax(wanted)
+    right, rows = wanted.argmax(1), np.arange(len(wanted))
+    return {
+        "divergence": float((np.exp(theirs) * (theirs - ours)).sum(1).mean()),
+        "likelihood": float(-ours[rows, right].mean()),
+        "reference likelihood": float(-theirs[rows, right].mean()),
+        "same": int((found.argmax(1) == right).sum()),
+    }
+
+
+def log_softmax(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    shifted: np.ndarray[Any, Any] = x - x.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that a copy reads and writes."""
+    import torch
+
+    source = torch.zeros(COPIED // 4, device=device)
+    target, best = torch.empty_like(source), float("inf")
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(5):
+        wait()
+        start = time.perf_counter()
+        target.copy_(source)
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPIED / best
+
+
+def generated(name: str, options: argparse.Namespace) -> None:
+    """Let all runtimes generate, and print their times and what their logits are worth as JSON."""
+    import minute_models
+    import torch
+
+    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}}
+    module, inputs = minute_models.FORMS[name](options.device, options.small)
+    past = min(options.past, inputs["past_key_0"].shape[2] - options.tokens - 1)
+    empty = {k: v for k, v in inputs.items() if k.startswith("past")}
+    prompt = torch.from_numpy(np.random.default_rng(0).integers(0, module.module.config.vocab_size, past + 1))
+    with torch.inference_mode():
+        caches = prefilled(module, prompt[:past], empty)
+        single = minute_models.FORMS[name](options.device, options.small)[0].float()
+        filled = prefilled(single, prompt[:past], {k: v.float() for k, v in empty.items()})
+        reference = Module(single, filled, None)
+        tokens, _ = generate(reference, int(prompt[past]), past, options.tokens)
+        tokens = [int(prompt[past]), *tokens[:-1]]
+        wanted = logits_of(reference, tokens, past)
+        del single, reference, filled
+    arrays = {k: v.cpu().numpy() for k, v in caches.items()}
+    for key, opened in runtimes(name, options, module, caches, arrays).items():
+        try:
+            step = opened()
+            found["quality"][key] = quality(logits_of(step, tokens, past), wanted)
+            found["us"][key] = round(1e6 * min(generate(step, tokens[0], past, options.tokens)[1] for _ in "123"), 1)
+        except Exception as error:  # a peer that fails has no figure
+            found["absent"][key] = f"{type(error).__name__}: {native.first_line(error)}"
+        step = None  # two runtimes at once need the memory of both
+    read = sum(p.numel() * p.element_size() for p in module.parameters()) + sum(
+        v[:, :, :past].numel() * v.element_size() for v in caches.values()
+    )
+    embedding = module.module.get_input_embeddings().weight
+    found["bytes"] = read - embedding.numel() * embedding.element_size()
+    found["floor_us"] = round(1e6 * found["bytes"] / bandwidth(options.device), 1)
+    print(json.dumps({**found, "past": past, "tokens": options.tokens}))
+
+
+def prefilled(module: Any, prompt: Any, empty: Mapping[str, Any]) -> dict[str, Any]:
+    """The caches after a prompt."""
+    kept, device = {k: v.clone() for k, v in empty.items()}, next(iter(empty.values())).device
+    import torch
+
+    place = torch.arange(len(prompt), device=device)
+    found = module.module(input_ids=prompt[None].to(device), use_cache=True).past_key_values
+    pairs = [each for layer in found.layers for each in (layer.keys, layer.values)]
+    for cache, new in zip(kept.values(), pairs, strict=True):
+        cache.index_copy_(2, place, new)
+    return kept
+
+
+def runtimes(
+    name: str, options: argparse.Namespace, module: Any, caches: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> dict[str, Callable[[], Step]]:
+    """Functions that open each runtime, by its name."""
+    source, ours = options.models / f"{name}.onnx", minute.result_path(options.models, name, options.budget)
+    graph = {"enable_cuda_graph": "1"} if options.device == "cuda" else {}
+    provider = "CUDAExecutionProvider" if options.device == "cuda" else "CPUExecutionProvider"
+
+    def alone() -> Step:
+        return Bound(onnxruntime.InferenceSession(source, providers=[(provider, graph)]), options.device, arrays)
+
+    def optimized() -> Step:
+        return Bound(taso_mirage.session(ours, trust_kernels=True), options.device, arrays)
+
+    found: dict[str, Callable[[], Step]] = {ALONE: alone}
+    found |= {"ours": optimized} if ours.exists() else {}
+    found["eager"] = lambda: Module(module, caches, None)
+    return found | {f"torch.compile {mode}": (lambda mode=mode: Module(module, caches, mode)) for mode in options.modes}
+
+
+# ---------------------------------------------------------------- rows
+
+
+def row(name: str, options: argparse.Namespace, clock: minute.Clock) -> dict[str, Any]:
+    if wrong := minute.built(name, options, options.models, clock):
+        return {"case": name, "failed": wrong}
+    found: dict[str, Any] = {"case": name}
+    found["ours"] = minute.optimized(name, options.budget, options, options.models, clock)
+    asked = [str(Path(__file__).resolve()), "--generate", name, "--budget", str(options.budget)]
+    asked += [*minute.common_options(options, options.models), "--modes", *options.modes]
+    asked += ["--past", str(options.past), "--tokens", str(options.tokens)]
+    done = minute.process(asked, clock.within(LONG), options.models)
+    try:
+        found |= json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        found["failed"] = f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--past", type=int, default=1024, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens that are generated")
+    parser.add_argument("--budget", type=float, default=60.0, help="of our command")
+    parser.add_argument("--modes", nargs="*", choices=minute.MODES, default=["max-autotune"], help="of torch.compile")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="LIMIT", help="for all")
+    parser.add_argument("--models", type=Path, metavar="DIR", help="where models lie, or are put")
+    parser.add_argument("--small", action="store_true", help="small forms, for a trial")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--generate", choices=NAMES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.files = None
+    if options.generate:
+        generated(options.generate, options)
+        return
+    device = runtime.device(named(options.device))
+    short = "cpu2" if options.device == "cpu" else device.split()[1] if " " in device else device
+    setting = common.setting("decode", device, ("torch", "transformers", "triton", "onnxscript"))
+    rows = Rows(options.output or ROOT / "bench" / "results" / f"decode-{short}.json", setting)
+    clock = minute.Clock(time.monotonic() + options.seconds)
+    with TemporaryDirectory() as own:
+        options.models = options.models or Path(own)
+        options.models.mkdir(parents=True, exist_ok=True)
+        for name in options.only:
+            found = row(name, options, clock)
+            rows.keep(found)
+            print(
+                f"{name}: {found.get('failed') or json.dumps({k: found[k] for k in ('us', 'floor_us', 'quality', 'absent')})}"
+            )
+
+
+if __name__ == "__main__":
+    main()

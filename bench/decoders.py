@@ -1,0 +1,106 @@
+"""Steps of decoders with caches, as torch modules that are functions of tensors: one token, and the
+keys and values of the layers in turn, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Built = tuple[nn.Module, dict[str, torch.Tensor]]
+Write = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""`torch.Tensor.index_copy`, in place or not."""
+
+
+def of(kind: str, options: Mapping[str, Any]) -> Any:
+    """A model of transformers by the name of its class."""
+    import transformers
+
+    made = getattr(transformers, kind)
+    return made(made.config_class(**options))
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.arange(batch * length).reshape(batch, length) % 97
+
+
+class Cached(nn.Module):
+    """A decoder's step as a function of tensors: one token, the mask, and keys and values of the
+    layers in turn, before and after."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: torch.Tensor) -> Any:
+        from transformers import DynamicCache
+
+        given = [*past.values()]
+        cache = DynamicCache(list(zip(given[::2], given[1::2], strict=True)))
+        logits = self.module(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True
+        ).logits
+        return logits, *(t for layer in cache.layers for t in (layer.keys, layer.values))
+
+
+def step(kind: str, past: int = 512, batch: int = 1, **options: Any) -> Built:
+    """One token after so many cached ones."""
+    module = of(kind, options)
+    mask = torch.ones(batch, past + 1, dtype=torch.int64)
+    caches = {name: torch.randn(shape) for name, shape in cache_shapes(module.config, batch, past).items()}
+    return Cached(module), {"input_ids": tokens(batch, 1), "attention_mask": mask, **caches}
+
+
+class Room(nn.Module):
+    """A step whose caches have a fixed length, the form that a CUDA graph needs: the row of the new
+    token is at `position`, and rows behind it are hidden."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: torch.Tensor, position: torch.Tensor, **past: torch.Tensor) -> Any:
+        cache, logits = self.step(input_ids, position, past, torch.Tensor.index_copy)
+        return logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
+
+    def step(
+        self, input_ids: torch.Tensor, position: torch.Tensor, past: Mapping[str, torch.Tensor], write: Write
+    ) -> tuple[Any, torch.Tensor]:
+        """The caches after the token, and its logits."""
+        given = [*past.values()]
+        cache = written(list(zip(given[::2], given[1::2], strict=True)), position, write)
+        found = self.module(input_ids=input_ids, position_ids=position[None], past_key_values=cache, use_cache=True)
+        return cache, found.logits
+
+
+def written(pairs: list[tuple[torch.Tensor, torch.Tensor]], position: torch.Tensor, write: Write) -> Any:
+    """A cache of transformers over these keys and values, whose row at `position` is written."""
+    from transformers.cache_utils import Cache, StaticLayer
+
+    class Layer(StaticLayer):
+        def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+            super().__init__(keys.shape[2])
+            self.keys, self.values, self.cumulative_length, self.is_initialized = keys, values, position, True
+
+        def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+            self.keys = write(self.keys, 2, position, key_states)
+            self.values = write(self.values, 2, position, value_states)
+            return self.keys, self.values
+
+    return Cache(layers=[Layer(*pair) for pair in pairs])
+
+
+def room(kind: str, length: int = 2048, batch: int = 1, **options: Any) -> Built:
+    """One token beside caches with room for so many."""
+    module = of(kind, options)
+    caches = {name: torch.zeros(shape) for name, shape in cache_shapes(module.config, batch, length).items()}
+    return Room(module), {"input_ids": tokens(batch, 1), "position": torch.tensor([length // 2]), **caches}
+
+
+def cache_shapes(config: Any, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of keys and values by the names of inputs."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = batch, config.num_key_value_heads, length, width
+    return {f"past_{kind}_{i}": shape for i in range(config.num_hidden_layers) for kind in ("key", "value")}

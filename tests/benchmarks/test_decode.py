@@ -1,0 +1,42 @@
+"""The benchmark of generation: tokens have the largest logits, and logits are compared."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scripts import script
+
+
+@pytest.fixture(scope="module")
+def decode() -> ModuleType:
+    return script("decode")
+
+
+def test_the_next_token_has_the_largest_logit_at_its_position(decode: ModuleType) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def step(token: int, position: int) -> Any:
+        seen.append((token, position))
+        return np.eye(8)[(token + 3) % 8]
+
+    tokens, seconds = decode.generate(step, 1, 10, 4)
+    assert tokens == [4, 7, 2, 5]
+    assert seen == [(1, 10), (4, 11), (7, 12), (2, 13)]
+    assert seconds > 0
+
+
+def test_logits_are_worth_less_the_further_they_are_off(decode: ModuleType) -> None:
+    wanted = np.random.default_rng(0).standard_normal((16, 32))
+    same, shifted = decode.quality(wanted, wanted), decode.quality(wanted + 5.0, wanted)
+    assert same["divergence"] == 0.0
+    assert same["likelihood"] == same["reference likelihood"]
+    assert shifted["divergence"] == pytest.approx(0.0, abs=1e-12)
+    assert shifted["same"] == same["same"] == 16
+    near, far = (decode.quality(wanted * scale, wanted) for scale in (0.9, 0.1))
+    assert 0.0 < near["divergence"] < far["divergence"]
+    turned = decode.quality(-wanted, wanted)
+    assert turned["likelihood"] > same["likelihood"]
+    assert turned["same"] == 0
