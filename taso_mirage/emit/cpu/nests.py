@@ -125,7 +125,8 @@ class NestStatements:
             raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
         args = [self._value(item, arg, index if arg.shape else ()) for arg in value.args]
         depth = max((d for _, d in args), default=0)
-        return self._named(value, expression(value.fn.cpp.format(*[t for t, _ in args])), depth)
+        text = value.fn.cpp.format(*[t for t, _ in args]).replace("--", "- -")  # a negative number's negative
+        return self._named(value, expression(text), depth)
 
     def _chosen(self, value: Mapped, index: AffineIndex) -> Register:
         """The element of the piece whose conditions hold, else the number that fills the rest."""
