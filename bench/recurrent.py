@@ -3,12 +3,11 @@
     python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60] [--without-torch]
 
 The models are the loops of recurrent layers as exporters write them, with their projections where
-the layer has them in its loop, and with their weights in the file. Each is optimized with a certificate, which the checker follows, and
-both files run in turn on two threads. Prints a table and writes bench/results/recurrent-cpu2.json;
-rows that are not named stay. Where ONNX Runtime has an operator for the recurrence
-(LinearAttention), a model of that operator runs too. PyTorch runs the loop in Python, eager and
-with a step by torch.compile (`recurrent_torch.py`).
-"""
+the layer has them in its loop, and with their weights in the file. Each is optimized with a
+certificate, which the checker follows, and both files run in turn on two threads. Prints a table
+and writes bench/results/recurrent-cpu2.json; rows that are not named stay. Where ONNX Runtime has
+an operator for the recurrence (LinearAttention), a model of that operator runs too. PyTorch runs
+the loop in Python, eager and with a step by torch.compile (`recurrent_torch.py`)."""
 
 from __future__ import annotations
 

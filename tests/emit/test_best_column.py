@@ -1,5 +1,5 @@
-"""The column whose product with a row is the largest, in kernels of loops: the bounds by numbers of 8
-bits never rule out the largest one."""
+"""The column whose product with a row is the largest, in kernels of loops: the bounds by numbers of
+8 bits never rule out the largest one."""
 
 from __future__ import annotations
 
