@@ -1,21 +1,23 @@
 """Samples of GraphNet on one machine: eager mode, Inductor, ONNX Runtime, OpenVINO and ours.
 
     python bench/graphnet_times.py CLONE [--count 200] [--effort quick] [--device cuda]
-    [--lines FILE] [--shard I/N] [--exports FOLDER]
+    [--lines FILE] [--shard I/N] [--exports FOLDER] [--total SECONDS]
     python bench/graphnet_times.py --merge FILE ... [-o RESULTS]
 
 Each sample runs in a process of its own (a sample is a program of others), and its row is a line of
-`--lines` as soon as it is there; a second call with the same file goes on. All ways get the same
-inputs and run A B B A ... in turn; medians in microseconds. Ours is the result of
-`taso_mirage.optimize` for the sample's export. If nothing in it changed, it has the times of ONNX
-Runtime. Inductor is torch.compile, on a GPU with CUDA graphs; OpenVINO runs on CPUs only. `--merge`
-prints geometric means and GraphNet's score ES(t) (`graphnet_score.py`), and writes the rows.
+`--lines` as soon as it is there; a second call with the same file goes on. With `--total` no sample
+begins after so many seconds. All ways get the same inputs and run A B B A ... in turn; medians in
+microseconds. Ours is the result of `taso_mirage.optimize` for the sample's export. If nothing in it
+changed, it has the times of ONNX Runtime. Inductor is torch.compile, on a GPU with CUDA graphs;
+OpenVINO runs on CPUs only. `--merge` prints the rows that are there as a table, geometric means and
+GraphNet's score ES(t) (`graphnet_score.py`), and writes the rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -34,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from graphnet_score import TOLERANCES, least_tolerance, score  # noqa: E402
+from graphnet_table import graphnet as table  # noqa: E402
 from peers import peer_versions  # noqa: E402
 from public_torch import array_of, tensor_of  # noqa: E402
 
@@ -214,7 +217,7 @@ def measure(options: argparse.Namespace) -> None:
     """Measure the samples of this shard that have no row yet."""
     part, parts = (int(each) for each in options.shard.split("/"))
     names = graphnet.spread(options.clone, options.parameters)[: options.count]
-    head = setting(options)
+    start, head = time.monotonic(), setting(options)
     if not options.lines.exists():
         options.lines.write_text(json.dumps(head) + "\n")
     earlier, rows = read(options.lines)
@@ -225,6 +228,8 @@ def measure(options: argparse.Namespace) -> None:
         if name in done:
             continue
         began = time.monotonic()
+        if began - start > options.total:
+            break
         found = row_of_process(name, sys.argv[1:], options.limit)
         found["took"] = round(time.monotonic() - began, 1)
         with options.lines.open("a") as file:
@@ -251,12 +256,13 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def merge(files: Sequence[Path], output: Path | None) -> None:
-    """Print the means and scores of all shards, and write their rows."""
+    """Print the table, the means and the scores of all shards, and write their rows."""
     there = [read(file) for file in files]
     rows = list({row["case"]: row for _, some in there for row in some}.values())
-    print("\n".join(summary(rows)))
+    found = {**there[0][0], "rows": rows}
+    print("\n".join([*table(found), *summary(rows)]))
     if output is not None:
-        output.write_text(json.dumps({**there[0][0], "rows": rows}, indent=1) + "\n")
+        output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -285,6 +291,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=10.0, help="timing of a sample")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for a sample")
+    parser.add_argument("--total", type=float, default=math.inf, metavar="SECONDS", help="no sample begins later")
     parser.add_argument("--exports", type=Path, metavar="FOLDER", help="where exported samples are kept")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th sample, from the I-th")
     parser.add_argument("--lines", type=Path, default=Path("graphnet.jsonl"), help="the file of rows")

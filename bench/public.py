@@ -1,7 +1,7 @@
 """Graph optimizers on models that others reported, that others captured, and random ones: who keeps
 results and interfaces.
 
-    python bench/public.py [--corpus reports generated] [--count 200] [--seed 0] [--tools NAME ...]
+    python bench/public.py [--corpus reports generated] [--count 200] [--first 0] [--tools NAME ...]
     python bench/public.py --corpus graphnet --graphnet CLONE [--count 100] [--exports FOLDER]
     python bench/public.py --shard 1/4 --lines part1.jsonl ...
     python bench/public.py --merge part1.jsonl ... [-o FILE]
@@ -9,8 +9,8 @@ results and interfaces.
 
 Every tool optimizes every model in a process of its own, with a limit for each file; the judge
 (`public_judge.py`) compares results with float64 and interfaces with the original's. `generated`
-are the first `--count` random models of a seed, `reports` those of `public_reports.py`, `graphnet`
-the first `--count` samples of a clone of GraphNet, by both exporters (`models/graphnet`).
+are `--count` random models, from the seed `--first` on, `reports` those of `public_reports.py`,
+`graphnet` as many samples of a clone of GraphNet, by each `--exporter` (`models/graphnet`).
 
 Each finding is a line of `--lines` as soon as it is there, and a second call with the same file
 goes on. A shard takes every n-th model; `--merge` counts the lines of all shards. Without a shard
@@ -56,9 +56,9 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 
 GENERATED, OF_REPORTS, GRAPHNET = "generated", "reports", "graphnet"
 TOOLS = (*WRITERS, *OUTPUTS)
-EXPORT_SECONDS, REFERENCE_SECONDS = 300.0, 120.0
+EXPORT, REFERENCES = 5, 2
 """The limits of an export and of the float64 references of a sample of GraphNet, which has two
-cases at least."""
+cases at least, as multiples of `--limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,17 @@ class Given:
     sample: Path | None = None
 
 
-def exported(sample: Path, file: Path, which: str) -> onnx.ModelProto | str:
-    why = put(sample, file, which, EXPORT_SECONDS)
+def exported(sample: Path, file: Path, which: str, seconds: float) -> onnx.ModelProto | str:
+    why = put(sample, file, which, seconds)
     return onnx.load(file) if why is None else why
 
 
 def of_graphnet(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Given]:
     for each in names:
         sample = options.graphnet / "samples" / each
-        for which in EXPORTERS:
-            build = partial(exported, sample, file_of(options.exports, each, which), which)
+        for which in options.exporter:
+            file = file_of(options.exports, each, which)
+            build = partial(exported, sample, file, which, EXPORT * options.limit)
             yield Given(f"{GRAPHNET}:{each}:{which}", build, sample)
 
 
@@ -90,10 +91,11 @@ def models(options: argparse.Namespace) -> Iterator[Given]:
         for name, build in REPORTS.items():
             yield Given(f"{OF_REPORTS}:{name}", build)
     if GENERATED in options.corpus:
-        for number in range(options.seed, options.seed + options.count):
+        for number in range(options.first, options.first + options.count):
             yield Given(f"{GENERATED}:{number}", partial(model_of, number))
     if GRAPHNET in options.corpus:
-        yield from of_graphnet(options, graphnet.spread(options.graphnet, options.parameters)[: options.count])
+        order = graphnet.spread(options.graphnet, options.parameters)
+        yield from of_graphnet(options, order[options.first : options.first + options.count])
 
 
 def named(options: argparse.Namespace) -> Iterator[Given]:
@@ -138,7 +140,7 @@ class Judging:
     def findings(self, given: Given, tools: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
         """The findings of some tools; if the model cannot be judged, the only one has no tool."""
         proto = given.build()
-        large = (2, REFERENCE_SECONDS) if given.sample else (CASES,)
+        large = (2, REFERENCES * self.limit) if given.sample else (CASES,)
         judged = proto if isinstance(proto, str) else Judged.of(proto, *large)
         if isinstance(judged, str):
             yield "", Verdict(NOT_JUDGED, judged)
@@ -194,9 +196,10 @@ def main() -> None:
     corpora = (OF_REPORTS, GENERATED, GRAPHNET)
     parser.add_argument("--corpus", nargs="+", choices=corpora, default=[OF_REPORTS, GENERATED])
     parser.add_argument("--count", type=int, default=200, help="generated models, or samples of GraphNet")
-    parser.add_argument("--seed", type=int, default=0, help="of the first generated model")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one: a seed, or a place")
     parser.add_argument("--graphnet", type=Path, metavar="CLONE", help="a clone of github.com/PaddlePaddle/GraphNet")
     parser.add_argument("--parameters", type=float, default=30e6, help="the most that a sample of GraphNet may have")
+    parser.add_argument("--exporter", nargs="+", choices=[*EXPORTERS], default=[*EXPORTERS], help="of GraphNet")
     parser.add_argument("--exports", type=Path, metavar="FOLDER", help="where exported samples are kept")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[*TOOLS])
     parser.add_argument("--only", nargs="+", default=[], metavar="MODEL", help="these models, without results")

@@ -2,10 +2,12 @@
 
 A sample is a folder of a clone, below `samples/`: the code of a graph that PyTorch captured
 (`model.py`), and the shapes, types and statistics of its inputs and weights (`weight_meta.py`).
-Numbers are drawn as GraphNet's own benchmark draws them, so that results can be compared. **`load`
-runs `model.py`, which is a program of others**; the statistics are only parsed. `export.put` loads
-in a process of its own with limits of time and memory, which protects from hangs and crashes, and
-not from malice.
+Numbers have the recorded mean and deviation. (GraphNet's own benchmark draws a fifth of the
+deviation, so that each weight is nearly constant, and errors in early layers cancel.) No weight is
+constant: many samples are untrained, and their zeros and ones would make whole blocks removable.
+**`load` runs `model.py`, which is a program of others**; the statistics are only parsed.
+`export.put` loads in a process of its own with limits of time and memory, which protects from hangs
+and crashes, and not from malice.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from models import exporter
 from models.real.torch_export import Subject
 
 META = "weight_meta.py"
-SPREAD, LARGEST = 0.2, 100.0
-"""The part of a tensor's deviation that its numbers have, and their largest magnitude."""
+LARGEST = 100.0
+"""The largest magnitude of a number whose tensor has no recorded range."""
+LEAST = 5e-4
+"""The deviation of constant floats: statistics have three decimals."""
 UNKNOWN = 0.1
 """The deviation of a tensor that has none in its statistics."""
 
@@ -49,23 +53,36 @@ class Statistics:
         """A torch tensor of seeded numbers."""
         torch = exporter.require("torch")
         dtype = getattr(torch, self.dtype)
-        if self.data is not None:
+        if self.data is not None and not self._constant():
             return torch.tensor(self.data, dtype=dtype).reshape(tuple(self.shape))
         if dtype == torch.bool:
             values = generator.random(self.shape) > 0.5
         elif not dtype.is_floating_point and self.min_val is not None and self.max_val is not None:
             values = generator.integers(int(self.min_val), int(self.max_val) + 1, self.shape)
         else:
-            values = generator.standard_normal(tuple(self.shape)) * self._deviation() + self._middle()
-            low, high = (self.min_val, self.max_val)
-            values = np.clip(values, -LARGEST if low is None else low, LARGEST if high is None else high)
+            values = self._reals(generator)
         return torch.from_numpy(np.asarray(values)).to(dtype)
 
-    def _deviation(self) -> float:
-        return SPREAD * (self.std if self.std is not None and math.isfinite(self.std) else UNKNOWN)
+    def _constant(self) -> bool:
+        """Whether all of several floats are equal."""
+        data = self.data if self.data is not None and "float" in self.dtype else ()
+        return len(data) > 1 and len({*data}) == 1 and math.isfinite(data[0])
 
-    def _middle(self) -> float:
-        return self.mean if self.mean is not None and math.isfinite(self.mean) else 0.0
+    def _reals(self, generator: np.random.Generator) -> Any:
+        """Normal numbers, or, where none is negative (the variances of a normalization),
+        log-normal ones: a clipped variance of zero would be the factor of a whole channel.
+        Constants become slightly larger numbers, since they may be variances, too."""
+        middle = self.mean if self.mean is not None and math.isfinite(self.mean) else 0.0
+        deviation = self.std if self.std is not None and math.isfinite(self.std) else UNKNOWN
+        normal = generator.standard_normal(tuple(self.shape))
+        if self._constant() or deviation == 0:
+            return (self.data[0] if self.data else middle) + LEAST * np.abs(normal)
+        low, high = (self.min_val, self.max_val)
+        if low is not None and low >= 0 and middle > 0:
+            variance = math.log1p((deviation / middle) ** 2)
+            values = middle * np.exp(math.sqrt(variance) * normal - variance / 2)
+            return np.clip(values, low, math.inf if high is None else high)
+        return np.clip(normal * deviation + middle, -LARGEST if low is None else low, LARGEST if high is None else high)
 
 
 @dataclass(frozen=True, slots=True)

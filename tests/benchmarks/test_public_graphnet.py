@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -67,6 +69,26 @@ def test_statistics_are_parsed_and_not_executed(tmp_path: Path) -> None:
         graphnet.statistics(sample(tmp_path, "kind/two", meta='class A:\n    name = open("file")\n'))
 
 
+@pytest.mark.parametrize("low", [None, 0])
+def test_numbers_have_the_recorded_mean_and_deviation(low: float | None) -> None:
+    pytest.importorskip("torch")
+    given = graphnet.Statistics("x", [200_000], "float64", mean=2.0, std=3.0, min_val=low)
+    numbers = given.drawn(np.random.default_rng(0)).numpy()
+    assert numbers.mean() == pytest.approx(2.0, rel=0.02)
+    assert numbers.std() == pytest.approx(3.0, rel=0.05)
+    assert (numbers.min() > 1e-3) == (low is not None)  # a variance of nearly zero would be a factor of its channel
+
+
+@pytest.mark.parametrize("recorded", [{"mean": 1.0, "std": 0.0}, {"data": [1.0] * 8}])
+def test_no_weight_is_constant(recorded: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    numbers = graphnet.Statistics("x", [8], "float32", **recorded).drawn(np.random.default_rng(0)).numpy()
+    assert len({*numbers.tolist()}) == 8
+    assert ((numbers >= 1) & (numbers < 1.01)).all()
+    integers = graphnet.Statistics("x", [2], "int64", data=[1, 1]).drawn(np.random.default_rng(0))
+    assert integers.tolist() == [1, 1]
+
+
 def test_every_beginning_has_all_kinds_and_sizes(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for size in (1, 2, 3, 4, 1000):
@@ -98,6 +120,16 @@ def test_the_reason_why_there_is_no_model(tmp_path: Path) -> None:
     died = sample(tmp_path, "kind/died", "import os\nos._exit(9)")
     assert str(put(died, tmp_path / "c.onnx", "dynamo", 100)).startswith("crashed: exit code 9")
     assert not [*tmp_path.glob("*.onnx")]
+
+
+def test_a_part_of_the_order_is_exported_within_the_limit(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        sample(tmp_path, f"kind/{name}", "while True: pass")
+    part = Namespace(corpus=["graphnet"], graphnet=tmp_path, parameters=100, first=1, count=2)
+    options = Namespace(exporter=["dynamo"], exports=tmp_path, limit=0.2, **vars(part))
+    found = [*script("public").models(options)]
+    assert [each.name for each in found] == [f"graphnet:{n}:dynamo" for n in graphnet.spread(tmp_path)[1:3]]
+    assert found[0].build() == "late: more than 1 s"
 
 
 def test_the_reference_of_a_module_is_in_double_precision(tmp_path: Path) -> None:
