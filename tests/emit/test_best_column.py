@@ -126,3 +126,12 @@ def test_a_loop_of_few_steps_does_not_read_its_matrix_in_advance() -> None:
             with pytest.raises(Unsupported, match="folds are of floats"):
                 generate_cpp(graph)
     assert "BestColumn<8, 512>" in sources[0]
+
+
+def test_a_product_may_be_written_as_gemm() -> None:
+    right = products()
+    (x, b), body = right.attr("body").inputs[1:], right.attr("body")
+    best = term("argmax", term("gemm", x, b), axis=1, keepdims=0)
+    other = term("scan", *right.args, **{**dict(right.attrs), "body": Graph(body.inputs, (best, best))})
+    goal = Recurrence(other)
+    assert "BestColumn<" in generate_cpp(Graph(tuple(other.args), goal.results(goal.kernel(()))))

@@ -45,8 +45,7 @@ def step_statements(
     ]
     inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
-    others = dict(zip(body.inputs[len(body.inputs) - len(operands.others) :], operands.others, strict=True))
-    finders = Finders(lazy, others, usual_size(operands.count))
+    finders = Finders(lazy, operands.others, usual_size(operands.count))
     given = [*before, *elements, *operands.others]
     values: list[LoopValue] = values_of(lazy, lazy.constant, body, given, finders.value)
     made += finders.made
