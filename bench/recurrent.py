@@ -3,12 +3,11 @@
     python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60] [--without-torch]
 
 The models are the loops of recurrent layers as exporters write them, with their projections where
-the layer has them in its loop. Each is optimized with a certificate, which the checker follows, and
-both files run in turn on two threads. Prints a table and writes bench/results/recurrent-cpu2.json;
-rows that are not named stay. Where ONNX Runtime has an operator for the recurrence
-(LinearAttention), a model of that operator runs too. PyTorch runs the loop in Python, eager and
-with a step by torch.compile (`recurrent_torch.py`).
-"""
+the layer has them in its loop, and with their weights in the file. Each is optimized with a
+certificate, which the checker follows, and both files run in turn on two threads. Prints a table
+and writes bench/results/recurrent-cpu2.json; rows that are not named stay. Where ONNX Runtime has
+an operator for the recurrence (LinearAttention), a model of that operator runs too. PyTorch runs
+the loop in Python, eager and with a step by torch.compile (`recurrent_torch.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
@@ -200,6 +199,18 @@ RULES = {
 """The rules of ONNX Runtime's LinearAttention."""
 
 
+def with_weights(name: str, t: int) -> onnx.ModelProto:
+    """A model whose operands besides sequences and first states are initializers: what the length
+    does not change, and whose name has no 0 at its end."""
+    model, other = (onnx.parser.parse_model(f"{HEADER}\n{MODELS[name](n)}") for n in (t, t + 1))
+    same = {each.name for each, own in zip(model.graph.input, other.graph.input, strict=True) if each == own}
+    arrays = {n: a for n, a in inputs(model).items() if n in same and not n.endswith("0")}
+    for each in [each for each in model.graph.input if each.name in arrays]:
+        model.graph.input.remove(each)
+        model.graph.initializer.append(numpy_helper.from_array(arrays[each.name], each.name))
+    return model
+
+
 def inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Rows of length 1, decays below 1."""
     rng, found = np.random.default_rng(0), {}
@@ -267,7 +278,7 @@ def in_torch(model: onnx.ModelProto, feed: dict[str, np.ndarray], wanted: list[n
 def row(name: str, t: int, budget: float, folder: Path, with_torch: bool) -> dict[str, Any]:
     """The times of one model at one length."""
     before, after, said = (folder / each for each in ("before.onnx", "after.onnx", "steps.json"))
-    model = onnx.parser.parse_model(f"{HEADER}\n{MODELS[name](t)}")
+    model = with_weights(name, t)
     onnx.save(model, before)
     start = time.perf_counter()
     _, result = taso_mirage.optimize(before, output=after, certificate=said, budget=budget, return_result=True)

@@ -83,9 +83,12 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
         made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
     maps = [header("index_maps.h")] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
+    best = [header("best_column.h")] if any("BestColumn<" in each for each in made) else []
     maps += [header("chunk.h")] if any("chunk_read<" in each for each in made) else []
     free = [header("free.h")] if any(has_free_sizes(graph) for graph in graphs.values()) else []
-    return "\n".join([heads + NOTE, header("vector.h"), *maps, *free, *headers(graphs.values()), *_tables(lazy), *made])
+    return "\n".join(
+        [heads + NOTE, header("vector.h"), *maps, *best, *free, *headers(graphs.values()), *_tables(lazy), *made]
+    )
 
 
 @dataclass(frozen=True, slots=True)

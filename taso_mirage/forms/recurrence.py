@@ -30,6 +30,8 @@ from taso_mirage.operators.work import size
 from taso_mirage.verdicts import Evidence, Failure
 
 OPERATOR = "scan"
+DTYPES = "float32", "int64"
+"""The types of operands: numbers, and indices such as tokens."""
 STEPS = 3
 """The number of steps with which a kernel is tested: the first, one after it, and the last."""
 CHUNK, CHUNK_STEPS = 12, 5
@@ -261,7 +263,7 @@ def recurrence(goal: Graph) -> Recurrence | None:
     if node is None:
         return None
     types = [a.tensor for a in node.args]
-    if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
+    if any(t.dtype not in DTYPES or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
         return None
     if int(node.args[node.attr("states")].shape[0]) < 1 or len(set(node.args)) < len(node.args):
         return None

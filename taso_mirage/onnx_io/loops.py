@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
@@ -29,6 +30,8 @@ from taso_mirage.onnx_io.bodies import Body, bodies_of, has_bodies, kind_of, sca
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import known_elements, term, traits
 
+MOST = 1 << 20
+"""The largest number of steps of a loop that reads no sequence."""
 SINCE = 9
 """The opset from which on a Scan has no batch of its own."""
 
@@ -247,11 +250,22 @@ def _of_loop(model: Model, node: Node, counted: CountedLoop) -> ReadLoop | None:
         return None
     leaves = {n: variable(f"element {i}", n.tensor) for i, n in enumerate(elements)}
     rest = substitute(rest, leaves)
-    if not leaves or counter in topological(rest):
+    if counter in topological(rest):
         return None
+    if not leaves:
+        places = _places(counted.count)
+        if places is None:
+            return None
+        elements, leaves = {counter: places}, {counter: variable("element 0", counter.tensor)}
     states = node.args[counted.first : counted.first + counted.states]
     given = {**dict(zip(formal, states, strict=True)), **{leaves[n]: x for n, x in elements.items()}}
     return _read(_Step(given, outer, rest, counted.states, 0, 1), weights)
+
+
+def _places(count: Dim) -> Node | None:
+    """The sequence of the places of steps, for a loop that reads no other one; None where only a
+    run knows their number, or there are none or too many."""
+    return constant(np.arange(count)) if isinstance(count, int) and 0 < count <= MOST else None
 
 
 def _is_true(node: Node) -> bool:

@@ -102,6 +102,25 @@ def counted(
     return parse(COUNTED.format(t=t, n=n, counter=counter, goes_on=goes_on))
 
 
+GREEDY = """
+    g (float[{b}, {n}] h0, int64[{b}] w0, float[{w}, {n}] E, float[{n}, {n}] R, float[{n}, {w}] O)
+            => (float[{b}, {n}] h, int64[{b}] w, int64[{t}, {b}] Y) {{
+        trips = Constant<value = int64 {{{t}}}>() \n yes = Constant<value = bool {{1}}>()
+        h, w, Y = Loop(trips, yes, h0, w0) <body = step (int64 i, bool c, float[{b}, {n}] s, int64[{b}] k)
+                => (bool c2, float[{b}, {n}] s2, int64[{b}] k2, int64[{b}] y) {{
+            c2 = Identity(c) \n x = Gather(E, k) \n q = MatMul(s, R) \n a = Add(x, q) \n s2 = Tanh(a)
+            l = MatMul(s2, O) \n k2 = ArgMax<axis = 1, keepdims = 0>(l) \n y = Identity(k2)
+        }}>
+    }}
+"""
+"""A Loop that reads no sequence: a decoder whose next token is that of the largest output."""
+
+
+def greedy(t: int = 4, n: int = 8, w: int = 12, b: int = 1) -> onnx.ModelProto:
+    """The decoder: states of `n` elements, `w` tokens, `b` samples."""
+    return parse(GREEDY.format(t=t, n=n, w=w, b=b))
+
+
 def gated_delta(t: int | str = 4, h: int = 2, k: int = 3, v: int = 16, b: int | str = 1) -> onnx.ModelProto:
     """The gated delta rule: `h` heads, keys of `k` elements, values of `v`, of `b` samples."""
     return parse(GATED_DELTA.format(t=t, h=h, k=k, v=v, b=b))

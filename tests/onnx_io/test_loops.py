@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import floats, parse
-from loop_models import RECURRENCES, as_terms, counted, gated, gated_delta
+from loop_models import RECURRENCES, as_terms, counted, gated, gated_delta, greedy
 from onnx_texts import run
 
 from taso_mirage.ir.model import random_inputs
@@ -22,7 +22,7 @@ from taso_mirage.onnx_io.loops import with_scans
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**RECURRENCES, "counted": counted}
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**RECURRENCES, "counted": counted, "greedy": greedy}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,6 +95,14 @@ REFUSED = {
             yes = Constant<value = bool {1}>()
             s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
                 c2 = Identity(c) \n e = Gather(x, i) \n a1 = Mul(a, e) \n a2 = Add(a1, e)
+            }>
+        }
+    """),
+    "steps without end": parse("""
+        g (float[2] s0) => (float[2] s) {
+            trips = Constant<value = int64 {9223372036854775807}>() \n yes = Constant<value = bool {1}>()
+            s = Loop(trips, yes, s0) <body = b (int64 i, bool c, float[2] a) => (bool c2, float[2] a2) {
+                c2 = Identity(c) \n a2 = Neg(a)
             }>
         }
     """),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.emit.cpu.buffer_layouts import strides_of
-from taso_mirage.emit.cpu.lazy_tensors import Affine, CppBuffer
+from taso_mirage.emit.cpu.lazy_tensors import Affine, BestColumn, CppBuffer
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.printer import expression_text, static_cast
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import product_factor, usual_size
 
@@ -40,6 +41,8 @@ class Side:
 def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[Statement]:
     """A product by blocks in registers if elements are contiguous, else element by element."""
     value, target = item.value, item.target
+    if isinstance(value, BestColumn):
+        return [_best_columns(value, schedule.address(value.arg), target)]
     pairs = list(zip(value.args, value.letters, strict=False))
     left, right = (Side(_pointer(schedule.address(x)), strides_of(x, each, schedule.room.buffers)) for x, each in pairs)
     made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
@@ -50,6 +53,16 @@ def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[St
     named = f"{','.join(value.letters[:2])}->{value.letters[2]}, {', '.join(f'{x} = {n}' for x, n in sizes.items())}"
     first = [] if item.update else [fill(target, "0.0f")]
     return [*first, replace(product, why=f"{named}: {product.why}")]
+
+
+def _best_columns(value: BestColumn, rows: CppBuffer, target: CppBuffer) -> Statement:
+    """The column of each row. Raises Unsupported for rows that do not lie in memory element by
+    element."""
+    if rows.strides[1] != 1:
+        raise Unsupported("the largest of the products of a row whose elements lie apart")
+    at, to = (v.row * product_factor(x.strides[0]) for x in (rows, target))
+    found = v[value.finder](_pointer(rows) + at)
+    return Scope((loop("row", v.numbers(rows.shape[0]), [tl.store(v[target.name][to + target.start], found)]),), True)
 
 
 def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> Expression:

@@ -186,6 +186,14 @@ class Contract(LoopValue):
     letters: tuple[str, str, str]
 
 
+@dataclass(eq=False, slots=True)
+class BestColumn(Contract):
+    """For each row of the first operand, the first column of the second whose product with it is
+    the largest: by the object `finder`, which knows the second operand."""
+
+    finder: str
+
+
 LOWEST_FLOAT32 = float(np.finfo(np.float32).min)
 
 

@@ -245,6 +245,8 @@ def _combine(item: StoreNest, a: Expression | str, b: str) -> Expression:
 def _folded(item: StoreNest) -> Fold:
     """The fold of a store's function in C++."""
     found = None if item.fold is None else item.fold.fold
+    if not is_float(item.value.dtype):
+        raise Unsupported(f"a fold of elements of {item.value.dtype} in a kernel, whose folds are of floats")
     if found is None:
         raise Unsupported("a fold that has no C++; keep its operator outside of kernels")
     return found

@@ -84,12 +84,17 @@ def named_pointer(name: str, value: Expression, x: CppBuffer, const: str, restri
 
 
 def values_of(
-    xp: Meaning[Any], constant: Callable[[Literal], LoopValue | None], body: Graph, given: Sequence[Any]
+    xp: Meaning[Any],
+    constant: Callable[[Literal], LoopValue | None],
+    body: Graph,
+    given: Sequence[Any],
+    special: Callable[[Node, Mapping[Node, Any]], Any] = lambda node, found: None,
 ) -> list[Any]:
-    """The values of a body's outputs."""
+    """The values of a body's outputs. `special`: the value of a term that is not that of its
+    definition, by those of the terms before; None for others."""
     found: dict[Node, Any] = {ABSENT: None, **dict(zip(body.inputs, given, strict=True))}
     for node in body:
         if node not in found:
-            made = constant(node.attr("value")) if node.op == "constant" else None
+            made = constant(node.attr("value")) if node.op == "constant" else special(node, found)
             found[node] = made or interpret_term(node, xp, [found[a] for a in node.args])
     return [x for o in body.outputs if (x := found[o]) is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from taso_mirage.emit.cpu.finders import Finders
 from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue, Map, base_value
 from taso_mirage.emit.cpu.loop_schedule import Root
 from taso_mirage.emit.cpu.step_meaning import StepMeaning
@@ -44,7 +45,10 @@ def step_statements(
     ]
     inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
-    values: list[LoopValue] = values_of(lazy, lazy.constant, body, [*before, *elements, *operands.others])
+    finders = Finders(lazy, operands.others, usual_size(operands.count))
+    given = [*before, *elements, *operands.others]
+    values: list[LoopValue] = values_of(lazy, lazy.constant, body, given, finders.value)
+    made += finders.made
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:

@@ -1,0 +1,59 @@
+"""The largest product of each step of a loop, found with a copy of the matrix in 8 bits
+(`best_column.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
+from taso_mirage.emit.cpu.lazy_tensors import BestColumn, Contract, CppBuffer, LoopValue
+from taso_mirage.emit.statements import Let, Statement, v
+from taso_mirage.ir.mugraph import product_factor, usual_size
+from taso_mirage.ir.terms import Node
+from taso_mirage.rewriting.forms import RegionPattern
+
+BEST = RegionPattern("argmax(y, axis=1, keepdims=k)")
+ENOUGH, DEEPEST, FEWEST = 16, 65_536, 512
+"""The least number of steps for which a matrix is read in advance, the largest number of its rows,
+whose sums have 32 bits, and the least number of columns."""
+
+
+@dataclass
+class Finders:
+    """The objects that find, in each step, the column of an operand `fixed` of all steps whose
+    product with a row is the largest (`best_column.h`): each reads its operand once, before the
+    first step."""
+
+    lazy: LazyMeaning
+    fixed: Sequence[CppBuffer]
+    steps: int
+    made: list[Statement] = field(default_factory=list)
+
+    def value(self, node: Node, found: Mapping[Node, LoopValue | None]) -> LoopValue | None:
+        """The value of a term that is such a column; None for others."""
+        read = BEST.match(node) if self.steps >= ENOUGH else None
+        product = None if read is None else found[read["y"]]
+        if not isinstance(product, Contract) or node.attr("select_last_index") or not _fits(product):
+            return None
+        x, b = product.args
+        if not isinstance(b, CppBuffer) or b not in self.fixed:
+            return None
+        name, depth, columns = f"finder{len(self.made)}", *b.shape
+        type = f"BestColumn<{depth}, {columns}>"
+        self.made.append(Let(name, v[type](v[b.name] + b.start, product_factor(b.strides[0])), type))
+        value = BestColumn(node.dtype, x.shape[:1], ("mk", "kn", "m"), args=(x, b), finder=name)
+        return self.lazy.reshape(value, node.shape)
+
+
+def _fits(product: Contract) -> bool:
+    """Whether `best_column.h` has code for a product: of rows with a matrix whose columns lie side
+    by side."""
+    (x, b), (rows, matrix, result) = product.args, product.letters
+    if len(x.shape) != 2 or len(b.shape) != 2 or (rows[1], rows[0] + matrix[1]) != (matrix[0], result):
+        return False
+    depth, columns = b.shape
+    known = isinstance(depth, int) and isinstance(columns, int) and x.dtype == b.dtype == "float32"
+    side_by_side = isinstance(b, CppBuffer) and b.strides[1] == 1
+    fitting = usual_size(depth) % 4 == 0 and usual_size(depth) <= DEEPEST and usual_size(columns) >= FEWEST
+    return known and side_by_side and fitting
