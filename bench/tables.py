@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from attack_tables import judging, soak  # noqa: E402
+from decode_table import decode  # noqa: E402
 from durations import durations  # noqa: E402
 from goals_table import forms, goal_rows, goals, refused, sanitized  # noqa: E402
 from graphnet_table import graphnet  # noqa: E402
@@ -379,6 +380,9 @@ TABLES = {
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
     "recurrent-cpu2": recurrent,
+    "decode-cpu2": decode,
+    "decode-H200": decode,
+    "graphnet-cpu2-quick": graphnet,
     "graphnet-H200-quick": graphnet,
     "graphnet-H200-default": graphnet,
     "public-cpu2": public,

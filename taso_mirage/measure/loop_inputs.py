@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.errors import InvalidOption, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import is_float, topological
 from taso_mirage.measure.native import Arrays
@@ -34,7 +34,10 @@ def with_usual_draws(model: Model, session: Session, sizes: Mapping[str, int]) -
     read = _read_by_loops(model)
     if not read:
         return model, None
-    usual = _usual_share(session, random_inputs(model, SEEDS[0], sizes))
+    try:
+        usual = _usual_share(session, random_inputs(model, SEEDS[0], sizes))
+    except InvalidOption:  # texts, or a rank that is not known: no input can be drawn
+        return model, None
     if usual is None or usual == 1:
         return model, None
     said = f"on normal numbers {usual:.0%} of the outputs' elements are at most {LARGEST:g} and bear rounding"

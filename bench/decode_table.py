@@ -1,0 +1,25 @@
+"""The table of `decode.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def decode(found: dict[str, Any]) -> list[str]:
+    """A line for each model and runtime: microseconds and tokens a second, the share of the floor,
+    and the distance of its logits from those in single precision."""
+    lines = [
+        "| model | runtime | us a token | tokens a second | floor over time | divergence | likelihood | same tokens |"
+    ]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
+    rows = [row for row in found["rows"] if "us" in row]
+    for row in rows:
+        for name, us in row["us"].items():
+            worth = row["quality"][name]
+            distance = f"{worth['divergence']:.2g} | {worth['likelihood']:.4f} | {worth['same']} of {row['tokens']}"
+            lines.append(
+                f"| {row['case']} | {name} | {us:.0f} | {1e6 / us:.1f} | {row['floor_us'] / us:.2f} | {distance} |"
+            )
+    floors = ", ".join(f"{row['case']} {row['bytes'] / 1e9:.2f} GB in {row['floor_us']:.0f} us" for row in rows)
+    where = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return [*lines, "", f"Weights and caches that a step reads: {floors}. {found['device']}; {where}."]
