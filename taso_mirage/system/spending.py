@@ -8,11 +8,10 @@ thread's current purpose.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
@@ -181,12 +180,3 @@ def waited(items: Iterable[T], purpose: Purpose) -> Iterator[T]:
             except StopIteration:
                 return
         yield found
-
-
-def process_age() -> float:
-    """Seconds since this process was started; 0 if the system does not report it."""
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    return 0.0

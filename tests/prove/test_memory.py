@@ -42,7 +42,8 @@ def test_memory_of_large_arrays_is_used_again() -> None:
 ENDED = """
 import gc, sys
 from taso_mirage import cli
-cli.commands.main = lambda began: sys.exit(5)
+from taso_mirage.cli import commands
+commands.main = lambda began: sys.exit(5)
 try:
     cli.main()
 finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +31,6 @@ from taso_mirage.system.spending import (
     Purpose,
     Spending,
     accounting,
-    process_age,
     spent,
     staged,
     waited,
@@ -159,8 +160,20 @@ def test_what_the_runtime_is_asked_is_no_own_work() -> None:
         assert account.spending().purposes["runs"] > 0
 
 
-def test_a_process_has_an_age() -> None:
-    assert process_age() > 0
+BEGUN = """
+import sys, time
+from taso_mirage.cli import commands, main
+commands.main = lambda began: print(time.monotonic() - began)
+main()
+"""
+
+
+def test_a_shell_that_becomes_the_command_takes_nothing_of_its_budget() -> None:
+    """As the last command of a subshell, or of a container's script."""
+    done = subprocess.run(
+        ["bash", "-c", 'sleep 1; exec "$0" -c "$1"', sys.executable, BEGUN], capture_output=True, text=True, check=True
+    )
+    assert 0 <= float(done.stdout) < 0.9
 
 
 def test_operators_are_told_from_other_calls() -> None:
