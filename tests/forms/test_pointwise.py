@@ -118,7 +118,7 @@ def test_each_result_has_the_digits_of_single_precision() -> None:
 
 
 @pytest.mark.skipif(not has_matrix_unit(), reason="there is no matrix unit")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_without_the_smallest_of_its_products_a_result_lacks_digits() -> None:
     graph, goal = mugraph(*CASES[1]), case(*CASES[1][:3])[1]
     source, dropped = generate_all({"mutant": graph}), "load_weights(w + 2 * PAIR), add_products<BOTH>();"
@@ -254,6 +254,7 @@ def test_muGraphs_have_evidence_and_blocks_for_all_cores(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("unit")
+@pytest.mark.sampled(3)
 def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() -> None:
     batch = variable("x", Tensor("float32", (symbol("n"), 32, 7, 5)))
     plain = model(term("relu", conv(batch, w("w", 40, 32, 1, 1))))
