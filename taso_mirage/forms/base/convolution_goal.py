@@ -22,8 +22,8 @@ CONVOLVED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionGoal:
-    """Such a convolution: (n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w'), where z is added to its
-    result."""
+    """A convolution with stride 1: (n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w'), where z is added
+    to its result."""
 
     x: Node
     w: Node
@@ -87,7 +87,8 @@ def convolution_operands(node: Node) -> Mapping[str, Any] | None:
 
 
 def read_convolution_goal(goal: Graph, read: Callable[[Node], T | None]) -> T | None:
-    """A goal of a convolution that `read` knows, with its epilogue and prologue; None for others."""
+    """The goal of a convolution that `read` knows, with its epilogue and prologue; None for other
+    graphs."""
     if len(goal.outputs) != 1:
         return None
     rectified = RECTIFIED.match(goal.outputs[0])
