@@ -23,6 +23,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.target import CPU, Target, lower_levels
+from taso_mirage.measure.timing import Ends
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
@@ -329,7 +330,7 @@ def interleaved(
     seconds: float,
     least: int = ROUNDS,
     patience: float = 4.0,
-    ends: Callable[[Sequence[Sequence[float]]], bool] = lambda times: False,
+    ends: Ends = lambda times: False,
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.

@@ -26,6 +26,8 @@ LEAST, MOST, SECONDS = 7, 200, 0.02
 and their seconds."""
 FEW, LONG = 3, 0.1
 """FEW runs are enough where they have taken LONG seconds: a long run varies less."""
+ALONE = 0.02
+"""Seconds of a run that hardly depends on the caches' contents before it."""
 BLOCK = 4
 """The number of consecutive runs of one of several models. More would only measure the drift that
 all models should share."""
@@ -83,15 +85,15 @@ def _runner(content: Source, target: Target, seed: int) -> Callable[[], float]:
 
 
 def _turn(run: Callable[[], float]) -> float:
-    """Seconds of a run: the median of a block after runs to warm up. Of runs that take LONG seconds
+    """Seconds of a run: the median of a block after runs to warm up. Of runs that take ALONE seconds
     fewer are enough, and one that does counts as it is."""
     end = time.perf_counter() + SETTLED
-    if (first := run()) >= LONG:
+    if (first := run()) >= ALONE:
         return first
     while time.perf_counter() < end:
         run()
     times = [run()]
-    while len(times) < BLOCK and sum(times) < LONG:
+    while len(times) < BLOCK and sum(times) < ALONE:
         times.append(run())
     return float(np.median(times))
 

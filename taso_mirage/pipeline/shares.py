@@ -115,9 +115,19 @@ def large(job: Job) -> bool:
     return trial > LARGE * job.config.budget
 
 
+def measures_last(job: Job) -> bool:
+    """Whether a single candidate is compared with the original only after kernels were tried in it,
+    or together with them: on a CPU, where a comparison of a large model takes as long as several
+    kernels."""
+    config = job.config
+    return config.measure and config.kernels != OFF and config.target.on_cores and large(job)
+
+
 def measuring_seconds(job: Job) -> float:
     """Seconds kept for the choice among the candidates."""
-    return compared_seconds(job) + LOADS * load_seconds(job) if job.config.measure else 0.0
+    if not job.config.measure or measures_last(job):
+        return 0.0
+    return compared_seconds(job) + LOADS * load_seconds(job)
 
 
 def parts_seconds(job: Job, left: float) -> float:
@@ -150,7 +160,8 @@ def _first_kernels(job: Job) -> float:
     """Seconds until one kernel is in a result: it is made, tried in the model and checked. Whether
     it will be compared when it is tried is not known before, so the longer check is assumed."""
     check = _kernel_check_seconds(job) if job.regions > 0 else _whole_check_seconds(job)
-    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + check
+    without = compared_seconds(job) + load_seconds(job) if measures_last(job) else 0.0
+    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + check + without
 
 
 def runtime_seconds(job: Job) -> float:
@@ -187,11 +198,13 @@ def _free_seconds(job: Job) -> float:
 
 def search_seconds(job: Job) -> float:
     """Seconds that passes, mutants and search may take from now on: all except those of the work
-    after them, and half of these where kernels follow. Unused seconds are for the kernels."""
+    after them, and a share of these where kernels follow, also if these are estimated not to fit,
+    because the estimate is rough. Unused seconds are for the kernels."""
     free = _free_seconds(job)
-    kernels = _reserve_for_kernels(job, free)
+    if job.config.kernels == OFF:
+        return free
     share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
-    return free if not kernels else max(share * (free - kernels), LOOK)
+    return max(share * (free - _reserve_for_kernels(job, free)), LOOK)
 
 
 def measures_search(job: Job) -> bool:

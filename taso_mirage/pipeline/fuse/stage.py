@@ -27,7 +27,7 @@ from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
 from taso_mirage.measure.joint import opens_slowly
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.timing import GAIN, Timing
+from taso_mirage.measure.timing import GAIN, Timing, as_fast
 from taso_mirage.measure.whole import BY_RUNS
 from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.choices import KernelChoices
@@ -49,6 +49,7 @@ from taso_mirage.search.search import Budget
 from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
+NOT_FASTER = "no kernels: the model is {:.3f} times as fast as the original with them, and {:.3f} times without them"
 CHECKED_KIND = 0.8
 """Seconds in which a GPU's kernel is compared on the inputs of its regions, with the library and
 without: sessions open slowly there."""
@@ -122,7 +123,9 @@ class _Stage:
             kinds, choices = self.ahead.taken(spent.budget, self._report)
         regional = once and result.cases[0].against == BY_RUNS and opens_slowly(result.target)
         spent.of_a_kind = CHECKED_KIND if regional else 0.0
-        spent.reserve = once and config.elsewhere and not kinds.has_operators_of(base.model)
+        self.unmeasured = result.changed and result.timing is None and config.measure
+        compared = self.unmeasured or (config.elsewhere and not kinds.has_operators_of(base.model))
+        spent.reserve = once and compared
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
@@ -254,11 +257,15 @@ class _Stage:
         timing = self.trials.timing or self._compare(model)
         if not (timing.as_fast and timing.ratio >= GAIN):  # each kind alone was already faster
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
-        if self.config.elsewhere:
-            as_fast, said = self._elsewhere(there)
-            if not as_fast:
-                return result.noted(said)
-            self.notes.append(said)
+        if self.config.elsewhere or self.unmeasured:
+            without, ratio = self._without_library(there)
+            if self.config.elsewhere and not without:
+                return result.noted(elsewhere_note(False, ratio))
+            if self.unmeasured and ratio > timing.ratio:
+                return result.noted(NOT_FASTER.format(timing.ratio, ratio))
+            if self.unmeasured:
+                self.trials.compare_first_set(ratio)
+            self.notes += [elsewhere_note(True, ratio)] if self.config.elsewhere else []
         self.notes += [] if self.trials.backend.batched else where_they_run(self.trials.kept, self.trials.sizes)
         made = replace(
             self.base,
@@ -311,20 +318,21 @@ class _Stage:
         """The times of the original and of the model."""
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
-    def _elsewhere(self, there: Model) -> tuple[bool, str]:
+    def _without_library(self, there: Model) -> tuple[bool, float]:
         """Whether the model is as fast as the original without its kernels' library, as it is
-        `there`, and the line that says so. Its functions are the operators of the model before
-        kernels, which was measured.
+        `there`, and how many times as fast. Its functions are the operators of the model before
+        kernels, which may have been measured.
         """
         trials = self.trials
-        same = trials.once and trials.kinds.has_operators_of(trials.before)
+        same = trials.once and not self.unmeasured and trials.kinds.has_operators_of(trials.before)
         known = same and not any(k.turned for k in trials.kept)
         if known and not any(region.free for kind in trials.kept for region in kind.regions):
-            return True, elsewhere_note(True, trials.gained)
+            return True, trials.gained
         if trials.first is not None:
-            timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first))
-            return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
-        return trials.comparisons.elsewhere(self.result.original, there, self._both(there), self._more)
+            timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first), as_fast)
+        else:
+            timing = trials.comparisons.whole(self.result.original, there, self._both(there), self._more)
+        return timing.as_fast, timing.ratio
 
     def _both(self, model: Model) -> tuple[Session, Session]:
         """Sessions on the original and on a model."""
