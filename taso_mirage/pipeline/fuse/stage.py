@@ -50,9 +50,9 @@ from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
 NOT_FASTER = "no kernels: the model is {:.3f} times as fast as the original with them, and {:.3f} times without them"
-CHECKED_KIND = 0.8
-"""Seconds in which a GPU's kernel is compared on the inputs of its regions, with the library and
-without: sessions open slowly there."""
+CHECKED_KIND, CHECKED_SLOWLY = 0.4, 0.8
+"""Seconds in which a kernel is compared on the inputs of its regions, and where sessions open
+slowly."""
 
 
 def fused(
@@ -121,8 +121,8 @@ class _Stage:
             choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
         else:
             kinds, choices = self.ahead.taken(spent.budget, self._report)
-        regional = once and result.cases[0].against == BY_RUNS and opens_slowly(result.target)
-        spent.of_a_kind = CHECKED_KIND if regional else 0.0
+        if once and result.cases[0].against == BY_RUNS:
+            spent.of_a_kind = CHECKED_SLOWLY if opens_slowly(result.target) else CHECKED_KIND
         self.unmeasured = result.changed and result.timing is None and config.measure
         compared = self.unmeasured or (config.elsewhere and not kinds.has_operators_of(base.model))
         spent.reserve = once and compared
@@ -282,11 +282,12 @@ class _Stage:
 
     def _differences(self, model: Model, there: Model) -> list[Difference]:
         """The differences of the model with its kernels, and those of the model `there` is without
-        their library, where it is for other machines, too."""
-        trials, result = self.trials, self.result
+        their library, where it is for other machines, too: of its regions, or of the whole model
+        where that is loaded for its times."""
+        trials, result, loads = self.trials, self.result, self.config.elsewhere and not self._known_without_library()
         kernels = rounding_nothing(trials.kept, trials.backend)
         target = self.base.target
-        check = KernelCheck(result.original, result.cases, target, self.config.elsewhere)
+        check = KernelCheck(result.original, result.cases, target, self.config.elsewhere and not loads)
         session = runtime.open_in_child(model, target, check=passes_checker(result.original))
         placed = [region for each in kernels or trials.kept for region in each.regions]
         regions, every = self._regional(check, placed) if check.by_regions else ([], False)
@@ -295,7 +296,7 @@ class _Stage:
         model = model if kernels is None else trials.with_kernels(kernels)
         session = session if kernels is None else runtime.open_in_child(model, target)
         found = [*regions, *check.whole(model, session)]
-        if every or not self.config.elsewhere:
+        if not loads and (every or not self.config.elsewhere):
             return found
         trials.comparisons.held.append(runtime.open_in_child(there, target))  # which may be compared next
         return [*found, *check.whole(there, trials.comparisons.held[-1], library=False)]
@@ -318,15 +319,18 @@ class _Stage:
         """The times of the original and of the model."""
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
-    def _without_library(self, there: Model) -> tuple[bool, float]:
-        """Whether the model is as fast as the original without its kernels' library, as it is
-        `there`, and how many times as fast. Its functions are the operators of the model before
-        kernels, which may have been measured.
-        """
+    def _known_without_library(self) -> bool:
+        """Whether the model without its kernels' library has the operators of a measured one."""
         trials = self.trials
         same = trials.once and not self.unmeasured and trials.kinds.has_operators_of(trials.before)
         known = same and not any(k.turned for k in trials.kept)
-        if known and not any(region.free for kind in trials.kept for region in kind.regions):
+        return known and not any(region.free for kind in trials.kept for region in kind.regions)
+
+    def _without_library(self, there: Model) -> tuple[bool, float]:
+        """Whether the model is as fast as the original without its kernels' library, as it is
+        `there`, and how many times as fast."""
+        trials = self.trials
+        if self._known_without_library():
             return True, trials.gained
         if trials.first is not None:
             timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first), as_fast)
