@@ -46,6 +46,8 @@ MEASURING, MANY = 10.0, 256
 model of which so few seconds would measure no part."""
 REGION = 4.0
 """Seconds for the first kernel."""
+ROUGH = 1.5
+"""The factor by which the estimate for the first kernels may be too high."""
 LOOK = 1.0
 """The smallest number of seconds of a search, if available."""
 DECIDING = 0.5
@@ -198,13 +200,14 @@ def _free_seconds(job: Job) -> float:
 
 def search_seconds(job: Job) -> float:
     """Seconds that passes, mutants and search may take from now on: all except those of the work
-    after them, and a share of these where kernels follow, also if these are estimated not to fit,
-    because the estimate is rough. Unused seconds are for the kernels."""
+    after them, and a share of these where kernels follow, also if these are estimated not to fit by
+    a little, because the estimate is rough. Unused seconds are for the kernels."""
     free = _free_seconds(job)
-    if job.config.kernels == OFF:
+    kernels = 0.0 if job.config.kernels == OFF else _first_kernels(job)
+    if not 0 < kernels <= ROUGH * free:
         return free
     share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
-    return max(share * (free - _reserve_for_kernels(job, free)), LOOK)
+    return max(share * (free - kernels), LOOK)
 
 
 def measures_search(job: Job) -> bool:
