@@ -19,6 +19,7 @@ from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import GAIN, PAIRS, Ends, Timing, Verdict, clear, compared_times, decided, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
+from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.ablation import Ablation
 from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
@@ -68,12 +69,14 @@ OPENING = 0.02
 class Choice:
     """The chosen candidate (None: the original), the times of the best, and the original after the
     passes if it was measured to be no slower. `session`: an existing session on the candidate,
-    which the check and the trials of kernels use instead of another load."""
+    which the check and the trials of kernels use instead of another load. If it `waits`, it is
+    compared with its kernels, or without any (`pipeline/unmeasured.py`)."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
     normal: ModelCandidate | None = None
     session: Session | None = field(default=None, compare=False)
+    waits: bool = False
 
 
 def choose(
@@ -145,8 +148,9 @@ class Choosing:
         once and compared once with the original. Where that can wait (`measures_last`), the first
         one is not compared here."""
         taken, trials = Choice(), self._likely(candidates)
-        if measures_last(self.job) and len(trials[0]) == 1 and trials[0][0].steps:
-            return self._unmeasured(trials[0][0])
+        first = trials[0][0]
+        if measures_last(self.job) and len(trials[0]) == 1 and first.steps and not _has_loops(first):
+            return self._unmeasured(first)
         for likely in trials:
             self.job.kept = None
             choice = self.fastest(likely, original, once=True)
@@ -159,7 +163,7 @@ class Choosing:
     def _unmeasured(self, candidate: ModelCandidate) -> Choice:
         """The candidate without times, if the runtime accepts it."""
         sessions, alive = self._alive([candidate])
-        return Choice(alive[0], None, alive[0], sessions[0]) if alive else Choice()
+        return Choice(alive[0], None, alive[0], sessions[0], True) if alive else Choice()
 
     def _trial(self) -> float:
         """Seconds of one load and one comparison."""
@@ -331,8 +335,9 @@ class Choosing:
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether a candidate's predicted cost is lower than the original's. Changes inside of
         nodes have no prediction and were faster by themselves."""
-        inside = any(step.equations == (BODIES,) for step in candidate.steps)
-        return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
+        return _has_bodies(candidate) or candidate.cost < PROMISING * self.problem.cost(
+            self.problem.model.graph.outputs
+        )
 
     def _alive(self, candidates: Sequence[ModelCandidate]) -> tuple[list[Session], list[ModelCandidate]]:
         """The candidates that the runtime accepts, with their sessions."""
@@ -417,6 +422,16 @@ class Choosing:
 
     def _works(self) -> bool:
         return self.load.clock(self.problem.target) != self.problem.target
+
+
+def _has_bodies(candidate: ModelCandidate) -> bool:
+    """Whether steps changed the inside of nodes."""
+    return any(step.equations == (BODIES,) for step in candidate.steps)
+
+
+def _has_loops(candidate: ModelCandidate) -> bool:
+    """Whether the model has operators over sequences, or nodes whose inside was changed."""
+    return _has_bodies(candidate) or any(traits(node).stays for node in candidate.model.nodes())
 
 
 def _alike(looks: Sequence[Timing]) -> list[Timing]:

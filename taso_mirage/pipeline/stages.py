@@ -254,7 +254,7 @@ a chain of 20,000 nodes once the time is over, on one core.
 KERNELS = (
     Stage("kernels", fuse, ("result", "original", "ahead"), ("result",)),
     Stage(
-        "measure the choice",
+        "measure without kernels",
         measure_choice,
         ("result", "problem", "start", "original", "cases", "feeds", "choice"),
         ("result",),

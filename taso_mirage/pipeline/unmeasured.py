@@ -1,5 +1,5 @@
-"""The stage that compares a choice with the original which was not compared before kernels were
-tried in it (`shares.measures_last`), where no kernel stayed."""
+"""The stage that compares a choice with the original whose comparison waited for kernels
+(`shares.measures_last`), where none stayed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def measure_choice(
     feeds: Sequence[Arrays],
     choice: Choice,
 ) -> Result:
-    """The result with its times, or with the original's graph where it is not faster; the result as
-    it is where it has times, or where nothing is measured. Without time for a comparison the
-    predicted cost decides."""
-    if not (job.config.measure and result.changed and result.timing is None) or choice.candidate is None:
+    """The result with kernels, or of a choice that did not wait, as it is; otherwise with its times,
+    or with the original's graph where it is not faster. Without time for a comparison the predicted
+    cost decides."""
+    if result.kernels or choice.candidate is None or not choice.waits:
         return result
     own = replace(job, remarks=[], kept=None)
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import in_operators
-from taso_mirage.ir.model import StoredWeight, Weight, repeated_array
+from taso_mirage.ir.model import Model, StoredWeight, Weight, repeated_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.session import open_part
@@ -59,9 +59,15 @@ def region_seconds(
     weights = {k: v for _, arrays in copies for k, v in arrays.items()}
     before, whole = (standalone(Graph(left, each), opsets, weights) for each in (in_operators(outputs), outputs))
     after = embed(whole, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
-    sessions = [open_part(each, target.resting) for each in (before, after)]
-    times = in_child(sessions_in_turn, [each.number() for each in sessions], target, SECONDS, SEED)
+    times = models_in_turn([before, after], target)
     return times[0] / len(copies), times[1] / len(copies)
+
+
+def models_in_turn(models: Sequence[Model], target: Target) -> list[float]:
+    """Seconds of small models with the same random inputs, as `tasks.in_turn` gives them; large
+    weights that they share go to the child process once."""
+    sessions = [open_part(each, target.resting) for each in models]
+    return in_child(sessions_in_turn, [each.number() for each in sessions], target, SECONDS, SEED)
 
 
 def slower_elsewhere(

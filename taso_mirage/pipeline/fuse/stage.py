@@ -123,7 +123,7 @@ class _Stage:
             kinds, choices = self.ahead.taken(spent.budget, self._report)
         if once and result.cases[0].against == BY_RUNS:
             spent.of_a_kind = CHECKED_SLOWLY if opens_slowly(result.target) else CHECKED_KIND
-        self.unmeasured = result.changed and result.timing is None and config.measure
+        self.unmeasured = once and result.changed and result.timing is None
         compared = self.unmeasured or (config.elsewhere and not kinds.has_operators_of(base.model))
         spent.reserve = once and compared
         self.base, self.kinds = replace(base, model=kinds.model), kinds
