@@ -133,7 +133,7 @@ def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str
     return number, session.captures
 
 
-def session(number: int) -> RuntimeSession:
+def session_of(number: int) -> RuntimeSession:
     """The session of this process with a number."""
     return _SESSIONS[number]
 

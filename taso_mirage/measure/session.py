@@ -70,7 +70,7 @@ class Session:
         return PreparedRun(self, inputs, True)
 
     def number(self) -> int:
-        """Its number in the child process."""
+        """Return the number of the session in the child process."""
         return self._place.number(self._open)
 
     def _open(self) -> int:

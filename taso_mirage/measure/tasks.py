@@ -51,9 +51,9 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
 
 
 def sessions_in_turn(numbers: Sequence[int], target: Target, budget: float, seed: int = 1) -> list[float]:
-    """As `in_turn`, of sessions of this process, which were opened on the target's `resting`
-    one."""
-    return _timed_in_turn([_bound(native.session(number), seed) for number in numbers], target, budget)
+    """Return the seconds of sessions as `in_turn` does: of sessions of this process, which were
+    opened on the target's `resting` variant."""
+    return _timed_in_turn([_bound(native.session_of(number), seed) for number in numbers], target, budget)
 
 
 def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float) -> list[float]:
@@ -98,8 +98,8 @@ def _bound(session: RuntimeSession, seed: int) -> Callable[[], float]:
 
 
 def _turn(run: Callable[[], float]) -> float:
-    """Seconds of a run: the median of a block after runs to warm up. Of runs that take ALONE seconds
-    fewer are enough, and one that does counts as it is."""
+    """Seconds of a run: the median of a block after runs to warm up. Of runs that take ALONE
+    seconds fewer are enough, and one that does counts as it is."""
     end = time.perf_counter() + SETTLED
     if (first := run()) >= ALONE:
         return first

@@ -129,7 +129,7 @@ def clear(times: Sequence[Sequence[float]]) -> bool:
     return all(t.verdict is not Verdict.UNDECIDED and t.high <= CLOSE * t.low for t in timings)
 
 
-def decided(times: Sequence[Sequence[float]]) -> bool:
+def has_verdict(times: Sequence[Sequence[float]]) -> bool:
     """Whether the rounds so far decide between one model and every other one, however wide the
     intervals of their ratios are."""
     first, *others = times

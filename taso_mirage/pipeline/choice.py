@@ -17,7 +17,7 @@ from taso_mirage.measure.load import Load, observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import GAIN, PAIRS, Ends, Timing, Verdict, clear, compared_times, decided, pooled
+from taso_mirage.measure.timing import GAIN, PAIRS, Ends, Timing, Verdict, clear, compared_times, has_verdict, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.ablation import Ablation
@@ -247,7 +247,7 @@ class Choosing:
             self.sessions, alive = self._alive(candidates)
             if not alive:
                 return [], [], 0.0
-            start, ends = time.monotonic(), decided if once and self.job.config.kernels != OFF else clear
+            start, ends = time.monotonic(), has_verdict if once and self.job.config.kernels != OFF else clear
             times = self._times([original, *self.sessions], ends)
             pace = (time.monotonic() - start) / max((1 + len(alive)) * len(times[0][0]), 1)
             if once or self._works() or not self._disturbed():

@@ -28,9 +28,11 @@ def measure_choice(
     feeds: Sequence[Arrays],
     choice: Choice,
 ) -> Result:
-    """The result with kernels, or of a choice that did not wait, as it is; otherwise with its times,
-    or with the original's graph where it is not faster. Without time for a comparison the predicted
-    cost decides."""
+    """The result with kernels, or of a choice that did not wait, as it is.
+
+    Other results get their times, or the original's graph where they are not faster. Without time
+    for a comparison the predicted cost decides.
+    """
     if result.kernels or choice.candidate is None or not choice.waits:
         return result
     own = replace(job, remarks=[], kept=None)

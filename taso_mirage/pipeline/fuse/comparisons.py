@@ -11,7 +11,7 @@ from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import PAIRS, Ends, Timing, Verdict, clear, compared_times, decided, pooled
+from taso_mirage.measure.timing import PAIRS, Ends, Timing, Verdict, clear, compared_times, has_verdict, pooled
 from taso_mirage.system.wording import option
 
 FRESH = 3.0
@@ -50,7 +50,7 @@ class Comparisons:
         same = other.target.plain == self.target.plain
         return runtime.open_in_child(model, self.target if same else other.target)
 
-    def short(self, before: Session, after: Session, ends: Ends = decided) -> Timing:
+    def short(self, before: Session, after: Session, ends: Ends = has_verdict) -> Timing:
         """A comparison that ends once it decides which is faster, or as another rule says."""
         return self._time(before, after, self.seconds / 2, ends)
 
