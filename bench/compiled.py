@@ -3,10 +3,10 @@
     python bench/compiled.py [--tools ours inductor] [--limit 120] [--lines FILE] [-o FILE]
     python bench/compiled.py --only "pytorch 99686" --tools ours
 
-Each function (`compiled_reports_*.py`) is called in eager mode and compiled, with the same arguments
-and the same seed: first with ordinary numbers, for which it is compiled, and then with those of the
-report. A tool runs in a process of its own, which is started again after a crash or the
-limit. Compared are the results and the arguments afterwards: number, dtypes, shapes and strides
+Each function (`compiled_reports_*.py`) is called in eager mode and compiled, with the same
+arguments and the same seed: first with ordinary numbers, for which it is compiled, and then with
+those of the report. A tool runs in a process of its own, which is started again after a crash or
+the limit. Compared are the results and the arguments afterwards: number, dtypes, shapes and strides
 (the finding "interface"), and values. Integers are equal; floats are within four times the error of
 eager mode and 64 roundings of the float64 result of the same function, or, where it has none, of
 eager mode. Random numbers are those of eager mode. A right row of ours names the operations that
@@ -48,8 +48,8 @@ OPTIONS: dict[str, Any] = {
     OURS: {"backend": "taso_mirage", "options": {"measure": False, "budget": 1, "fallback": "eager"}},
     INDUCTOR: {"backend": "inductor", "options": {"fallback_random": True}},
 }
-"""How each tool compiles. Ours keeps its program also where that is slower, as it is for most of these
-few operations; Inductor draws eager mode's random numbers only if it is asked to."""
+"""The options of each tool. Ours keeps its program also where that is slower, as it is for functions
+of few operations; Inductor draws eager mode's random numbers only if it is asked to."""
 OWN, FLOOR = 4, 64
 """The factor of eager mode's own error, and roundings of the result beside it."""
 

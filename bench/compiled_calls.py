@@ -1,8 +1,8 @@
 """Functions of PyTorch after public reports of wrong results of torch.compile, for a CPU.
 
-Most reports are those of the benchmark of arXiv 2604.08720 whose functions compute tensors, and those
-that its authors made later. The functions are our own, after the titles; each shows the kind of
-program that a report is about. A function may change its arguments in place. The modules
+Most reports are those of the benchmark of arXiv 2604.08720 whose functions compute tensors, and
+those that its authors made later. The functions are our own, after the titles; each shows the kind
+of program that a report is about. A function may change its arguments in place. The modules
 `compiled_reports_*` have the functions, and `compiled.py` judges them.
 """
 

@@ -14,7 +14,7 @@ from taso_mirage.meanings.typed import Typed
 MOVES = frozenset("cast reshape transpose expand concat slice".split())
 """Primitives whose results hold the integers of their operands, and no others."""
 TAKES = ("take", "take_along")
-"""Those whose results hold the integers of their first operand."""
+"""Primitives whose results hold the integers of their first operand."""
 INDICES = ("int32", "int64")
 InputNames = frozenset[str]
 NO_NAMES: InputNames = frozenset()
