@@ -364,7 +364,7 @@ def test_several_mugraphs_share_a_source() -> None:
 
 @pytest.fixture(scope="module")
 def functions() -> Callable[[str, Any], Any]:
-    names = ("exponential", "tangent", "error_function")
+    names = ("exponential", "tangent", "error_function", "logarithm", "logarithm_of_1p")
     calls = "".join(
         f'extern "C" void vector_{n}(const float* x, float* y, size_t count) {{\n#pragma omp simd\n'
         f"  for (size_t i = 0; i < count; ++i) y[i] = {n}(x[i]);\n}}\n"
@@ -393,7 +393,13 @@ def every(low: float, high: float) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "reference", "high", "bound"),
-    [("exponential", np.exp, 86.9, 2.0), ("tangent", np.tanh, 1e30, 3.0), ("error_function", None, 1e30, 3.0)],
+    [
+        ("exponential", np.exp, 86.9, 2.0),
+        ("tangent", np.tanh, 1e30, 3.0),
+        ("error_function", None, 1e30, 3.0),
+        ("logarithm", np.log, 3e38, 2.0),
+        ("logarithm_of_1p", np.log1p, 3e38, 2.0),
+    ],
 )
 def test_elementary_functions_keep_their_bounds(
     functions: Callable[[str, Any], Any], name: str, reference: Any, high: float, bound: float
@@ -401,6 +407,7 @@ def test_elementary_functions_keep_their_bounds(
     from math import erf
 
     x = every(1e-30, high)
+    x = x[x > {"logarithm": 0.0, "logarithm_of_1p": -1.0}.get(name, -np.inf)]
     exact_values = (reference or np.vectorize(erf, otypes=[np.float64]))(x.astype(np.float64))
     ulp = np.spacing(np.abs(exact_values).astype(np.float32)).astype(np.float64)
     assert (np.abs(functions(name, x) - exact_values) / ulp).max() <= bound
@@ -414,6 +421,13 @@ def test_elementary_functions_at_the_ends(functions: Callable[[str, Any], Any]) 
     for name in ("tangent", "error_function"):
         np.testing.assert_array_equal(functions(name, x)[:-1], [-1, -1, -1, 0, 0, 1, 1, 1, 1])
     assert all(np.isnan(functions(name, x)[-1]) for name in ("exponential", "tangent", "error_function"))
+
+
+def test_logarithms_at_the_ends(functions: Callable[[str, Any], Any]) -> None:
+    x = np.array([0.0, 1e-45, 1e-39, 1.0, np.inf, -1e-45, -1.0, -np.inf, np.nan], np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.testing.assert_allclose(functions("logarithm", x), np.log(x.astype(np.float64)), 2e-7)
+        np.testing.assert_allclose(functions("logarithm_of_1p", x), np.log1p(x.astype(np.float64)), 2e-7)
 
 
 # ---------------------------------------------------------------- the source

@@ -3,12 +3,6 @@
 
 namespace {
 
-// Ask for N elements, which are read later.
-template <size_t N>
-[[maybe_unused]] inline void chunk_ahead(const float* p) {
-  for (size_t i = 0; i < N; i += 16) __builtin_prefetch(p + i);
-}
-
 // g[i][j]: for j < i the sum over the keys of p[i], u[j] and the decays of the steps between; 0 elsewhere. No quotients of decays, which
 // may be 0.
 template <size_t C, size_t K, size_t D>

@@ -70,7 +70,7 @@ class StepOperands:
         for x in self.sequences:
             element = CppBuffer(x.dtype, x.shape[1:], "", x.strides[1:])
             if element.dense and isinstance(element.count, int) and x.dtype == "float32":
-                asked.append(v[f"chunk_ahead<{element.count}>"](self._start(x, step + steps)))
+                asked.append(v[f"ahead<{element.count}>"](self._start(x, step + steps)))
         return [when(step + steps < v[product_factor(self.count)], *asked)] if asked else []
 
     def _start(self, x: CppBuffer, step: Expression) -> Expression:

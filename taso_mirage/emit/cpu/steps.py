@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from taso_mirage.emit.cpu.finders import Finders
-from taso_mirage.emit.cpu.lazy_tensors import CppBuffer, LoopValue, Map, base_value
+from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LoopValue, Map, base_value
 from taso_mirage.emit.cpu.loop_schedule import Root
+from taso_mirage.emit.cpu.step_layouts import same_in_all_steps, state_strides
 from taso_mirage.emit.cpu.step_meaning import StepMeaning
 from taso_mirage.emit.cpu.step_operands import KernelStages, StepOperands, named_pointer, values_of
 from taso_mirage.emit.statements import For, Statement, v
 from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Graph, Node, topological
 
+AHEAD = 4
+"""The number of steps between the request for the elements of a step and this step."""
 MANY = 4
 """The least number of readers of each element of a value that is computed once, in memory."""
 
@@ -33,11 +36,13 @@ def step_statements(
     body: Graph = node.attr("body")
     operands = StepOperands(node, tiles)
     states = operands.states
-    old, new = (_rooms(function, operands.buffers[:states], hint) for hint in ("state", "next"))
+    strides = _strides(body, operands)
+    old, new = (_rooms(function, operands.buffers[:states], strides, hint) for hint in ("state", "next"))
     made = function.stage([(x, room, False) for x, room in zip(operands.buffers, old, strict=False)])
     made += [named_pointer(f"old_{room.name}", v[room.name], room, "") for room in old]
     made += [named_pointer(f"new_{room.name}", v[room.name], room, "") for room in new]
     inside, elements = operands.elements(v.step)
+    inside = [*operands.ahead(v.step, AHEAD), *inside]
     before = [CppBuffer(x.dtype, x.shape, f"before{i}", x.strides) for i, x in enumerate(old)]
     after = [CppBuffer(x.dtype, x.shape, f"after{i}", x.strides) for i, x in enumerate(new)]
     inside += [
@@ -49,6 +54,7 @@ def step_statements(
     given = [*before, *elements, *operands.others]
     values: list[LoopValue] = values_of(lazy, lazy.constant, body, given, finders.value)
     made += finders.made
+    made += _before(function, values, [*before, *elements])
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
         if part >= states:
@@ -65,6 +71,28 @@ def step_statements(
         if part < states
     ]
     return [*made, *function.stage(ends)]
+
+
+def _strides(body: Graph, operands: StepOperands) -> list[BufferSizes]:
+    """The strides of the states, by the sums of a step over them."""
+    lazy = StepMeaning()
+    values = values_of(
+        lazy,
+        lazy.constant,
+        body,
+        [*operands.buffers[: operands.states], *operands.elements(v.step)[1], *operands.others],
+    )
+    return [state_strides(values, x.shape) for x in operands.buffers[: operands.states]]
+
+
+def _before(function: KernelStages, values: Sequence[LoopValue], varying: Sequence[CppBuffer]) -> list[Statement]:
+    """The values that are computed once, before the first step, each in the order of a state of its
+    shape."""
+    memory, strides = function.memory, {x.shape: x.strides for x in varying if x.name.startswith("before")}
+    fixed = {x: memory.allocate(x, strides.get(x.shape), "fixed") for x in same_in_all_steps(values, varying)}
+    made = function.stage([(x, place, False) for x, place in fixed.items()])
+    function.memory.buffers.update(fixed)
+    return made
 
 
 def _rows(values: Sequence[LoopValue]) -> list[LoopValue]:
@@ -84,7 +112,9 @@ def replaced(x: CppBuffer, name: str) -> CppBuffer:
     return CppBuffer(x.dtype, x.shape, name, x.strides)
 
 
-def _rooms(function: KernelStages, states: Iterable[CppBuffer], hint: str) -> list[CppBuffer]:
-    found = [function.memory.allocate(x, hint=hint) for x in states]
+def _rooms(
+    function: KernelStages, states: Iterable[CppBuffer], strides: Iterable[BufferSizes], hint: str
+) -> list[CppBuffer]:
+    found = [function.memory.allocate(x, own, hint) for x, own in zip(states, strides, strict=True)]
     function.used |= {room.name for room in found}
     return found

@@ -1,6 +1,10 @@
 // Elementary functions that a compiler vectorises, and blocks of dot products. No branches, no library calls, no intrinsics.
 // Largest errors in fp32 against float64, over all magnitudes (tests/test_codegen_cpp.py): exponential 2 ulp, tangent and
-// error_function 3 ulp. exponential(x) is 0 below -87 (-inf too) and inf above 88.73; NaN stays NaN.
+// error_function 3 ulp, logarithm and logarithm_of_1p 2 ulp. exponential(x) is 0 below -87 (-inf too) and inf above 88.73; NaN stays
+// NaN.
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")  // g++ would take half of a register in its own vectors
+#endif
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -40,6 +44,40 @@ using std::size_t;
 [[maybe_unused]] inline float exponential(float x) {
   const float e = exponential_within(x > 89.0f ? 89.0f : x);
   return x < -87.0f ? 0.0f : e;
+}
+
+// ln x = n ln(2) + ln(1 + f) with 1 + f between sqrt(1/2) and sqrt(2): the difference of the bits of x and of sqrt(1/2) has n in its
+// upper bits. Subnormal x are scaled by 2^23 first.
+[[maybe_unused]] inline float logarithm(float x) {
+  const bool small = x < 1.17549435e-38f;
+  const float scaled = small ? x * 8388608.0f : x;
+  int32_t bits;
+  std::memcpy(&bits, &scaled, sizeof bits);
+  const int32_t exponent = (bits - 0x3f3504f3) >> 23;
+  bits -= exponent * (1 << 23);
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  f -= 1.0f;
+  const float n = static_cast<float>(exponent) - (small ? 23.0f : 0.0f);
+  float p = 6.746640089e-02f;
+  p = p * f + -1.167565171e-01f;
+  p = p * f + 1.188816240e-01f;
+  p = p * f + -1.240558895e-01f;
+  p = p * f + 1.421955235e-01f;
+  p = p * f + -1.666799585e-01f;
+  p = p * f + 2.000211866e-01f;
+  p = p * f + -2.500000960e-01f;
+  p = p * f + 3.333331260e-01f;
+  const float s = f * f;
+  const float made = n * 0.693359375f + (f + (s * f * p + n * -2.12194440e-4f - 0.5f * s));
+  return x > 0.0f ? (x < INFINITY ? made : x) : (x < 0.0f || x != x ? NAN : -INFINITY);
+}
+
+// ln(1 + x) with the digits that 1 + x loses.
+[[maybe_unused]] inline float logarithm_of_1p(float x) {
+  const float u = 1.0f + x;
+  const float lost = x - (u - 1.0f);
+  return logarithm(u) + (u > 0.0f && u < INFINITY ? lost / u : 0.0f);
 }
 
 // A polynomial near 0, where 1 - 2 / (e^2x + 1) would lose its digits.
@@ -115,6 +153,12 @@ inline void hold(vec& v) {
 }
 
 [[maybe_unused]] inline void store(float* p, const vec& v) { std::memcpy(p, &v, sizeof v); }
+
+// Ask for N elements, which are read later.
+template <size_t N>
+[[maybe_unused]] inline void ahead(const float* p) {
+  for (size_t i = 0; i < N; i += 16) __builtin_prefetch(p + i);
+}
 
 #if defined(__GNUC__) && !defined(__clang__)
 typedef int32_t places __attribute__((vector_size(4 * WIDTH)));

@@ -90,7 +90,7 @@ LOG = Function(
         Fact("exponentials out", "f(x + exp(-y)) == f(1 + x * exp(y)) - y", "x > 0"),
         Fact("softplus", "f(1 + exp(abs(x))) == f(1 + exp(x)) + abs(x) - max(x, 0)"),
     ),
-    cpp="std::log({})",
+    cpp="logarithm({})",
     triton="tl.log({})",
     dear=True,
 )
@@ -100,7 +100,7 @@ LOG_1P = Function(
     normal=lambda algebra, p: algebra.log(ONE + p),
     undefined=lambda algebra, p: ONE - algebra.sign("positive", ONE + p),
     facts=(Fact("rewritten", "f(x) == log(1 + x)", "x > -1"),),
-    cpp="std::log1p({})",
+    cpp="logarithm_of_1p({})",
     triton=LOG1P,
     dear=True,
 )
