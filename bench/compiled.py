@@ -48,8 +48,8 @@ OPTIONS: dict[str, Any] = {
     OURS: {"backend": "taso_mirage", "options": {"measure": False, "budget": 1, "fallback": "eager"}},
     INDUCTOR: {"backend": "inductor", "options": {"fallback_random": True}},
 }
-"""The options of each tool. Ours keeps its program also where that is slower, as it is for functions
-of few operations; Inductor draws eager mode's random numbers only if it is asked to."""
+"""The options of each tool. Ours keeps its program also where that is slower, as for functions of
+few operations. Inductor draws eager mode's random numbers only if it is asked to."""
 OWN, FLOOR = 4, 64
 """The factor of eager mode's own error, and roundings of the result beside it."""
 
