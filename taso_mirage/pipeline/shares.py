@@ -59,6 +59,8 @@ AHEAD_OF_KERNELS = 1 / 6
 """The share of the rest of the time for the searches for kernels that begin before their stage."""
 LARGE = 0.02
 """The share of the budget; a model is large if its load and comparison take more."""
+WAITING = 0.05
+"""The share of the budget; a comparison waits for kernels if it takes more with a load."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """The share of the budget for requested explanations of changes, and its largest number of
 seconds."""
@@ -119,10 +121,10 @@ def large(job: Job) -> bool:
 
 def measures_last(job: Job) -> bool:
     """Whether the first candidate is compared with the original only together with its kernels, or
-    after none stayed: on a CPU, where a comparison of a large model takes as long as several
-    kernels."""
-    config = job.config
-    return config.measure and config.kernels != OFF and config.target.on_cores and large(job)
+    after none stayed: on a CPU, where a load and a comparison of a slow model take as long as
+    several kernels."""
+    config, trial = job.config, load_seconds(job) + slow_seconds(job)
+    return config.measure and config.kernels != OFF and config.target.on_cores and trial > WAITING * config.budget
 
 
 def measuring_seconds(job: Job) -> float:
