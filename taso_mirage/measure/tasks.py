@@ -59,7 +59,8 @@ def sessions_in_turn(numbers: Sequence[int], target: Target, budget: float, seed
 
 
 def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float, unsure: int = 0) -> list[float]:
-    """Whatever the budget, there are so many rounds where fewer are `unsure`."""
+    """Return the seconds of runs by turns; where fewer rounds are `unsure`, the budget may end
+    before."""
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
