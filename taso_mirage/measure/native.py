@@ -133,6 +133,11 @@ def open_session(source: Source, target: Target, alone: bool, apart: Mapping[str
     return number, session.captures
 
 
+def session_of(number: int) -> RuntimeSession:
+    """The session of this process with a number."""
+    return _SESSIONS[number]
+
+
 def run_prepared(number: int, inputs: Arrays) -> list[Any]:
     return _SESSIONS[number].run(inputs)
 

@@ -23,6 +23,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.target import CPU, Target, lower_levels
+from taso_mirage.measure.timing import Ends
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
@@ -49,15 +50,15 @@ class Session:
         self._source: _Source = source if callable(source) else lambda: nullcontext((source, {}))
         self._place = _Place()
         self.captures = False
-        self._number()
+        self.number()
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
-        return in_child(native.run_prepared, self._number(), fed(inputs))
+        return in_child(native.run_prepared, self.number(), fed(inputs))
 
     def inputs(self) -> dict[str, Tensor]:
         """The types of the inputs; dims that are not fixed are refused."""
-        return in_child(native.input_types, self._number())
+        return in_child(native.input_types, self.number())
 
     def prepared(self, inputs: Arrays) -> PreparedRun:
         """A function that runs the model on these inputs and returns the wall seconds; on CUDA they
@@ -68,7 +69,8 @@ class Session:
         """A prepared run with inputs and outputs bound in place; see `RuntimeSession.bound`."""
         return PreparedRun(self, inputs, True)
 
-    def _number(self) -> int:
+    def number(self) -> int:
+        """Return the number of the session in the child process."""
         return self._place.number(self._open)
 
     def _open(self) -> int:
@@ -107,7 +109,7 @@ class PreparedRun:
         return in_child(native.spins_after, self._number(), seconds)
 
     def _number(self) -> int:
-        return self._place.number(lambda: in_child(native.prepare, self._session._number(), self._inputs, self._bound))
+        return self._place.number(lambda: in_child(native.prepare, self._session.number(), self._inputs, self._bound))
 
 
 class _Place:
@@ -329,7 +331,7 @@ def interleaved(
     seconds: float,
     least: int = ROUNDS,
     patience: float = 4.0,
-    ends: Callable[[Sequence[Sequence[float]]], bool] = lambda times: False,
+    ends: Ends = lambda times: False,
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.measure import native
 from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
@@ -26,6 +27,8 @@ LEAST, MOST, SECONDS = 7, 200, 0.02
 and their seconds."""
 FEW, LONG = 3, 0.1
 """FEW runs are enough where they have taken LONG seconds: a long run varies less."""
+ALONE = 0.02
+"""Seconds of a run that hardly depends on the caches' contents before it."""
 BLOCK = 4
 """The number of consecutive runs of one of several models. More would only measure the drift that
 all models should share."""
@@ -44,7 +47,16 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
     machine affects all equally: the median of the first model, and for every other its certain gain
     or loss relative to the first (`Timing.sure`). A difference that may be chance counts as
     none. The runs end early where all differences are clear."""
-    runs = [_runner(content, target.resting, seed) for content in contents]
+    return _timed_in_turn([_runner(content, target.resting, seed) for content in contents], target, budget)
+
+
+def sessions_in_turn(numbers: Sequence[int], target: Target, budget: float, seed: int = 1) -> list[float]:
+    """Return the seconds of sessions as `in_turn` does: of sessions of this process, which were
+    opened on the target's `resting` variant."""
+    return _timed_in_turn([_bound(native.session_of(number), seed) for number in numbers], target, budget)
+
+
+def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float) -> list[float]:
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
@@ -76,22 +88,25 @@ def overhead(target: Target) -> float:
 
 
 def _runner(content: Source, target: Target, seed: int) -> Callable[[], float]:
-    session = target.open(content, False, {})
+    return _bound(target.open(content, False, {}), seed)
+
+
+def _bound(session: RuntimeSession, seed: int) -> Callable[[], float]:
     run = session.bound(random_feed(session, seed))
     run()
     return run
 
 
 def _turn(run: Callable[[], float]) -> float:
-    """Seconds of a run: the median of a block after runs to warm up. Of runs that take LONG seconds
-    fewer are enough, and one that does counts as it is."""
+    """Seconds of a run: the median of a block after runs to warm up. Of runs that take ALONE
+    seconds fewer are enough, and one that does counts as it is."""
     end = time.perf_counter() + SETTLED
-    if (first := run()) >= LONG:
+    if (first := run()) >= ALONE:
         return first
     while time.perf_counter() < end:
         run()
     times = [run()]
-    while len(times) < BLOCK and sum(times) < LONG:
+    while len(times) < BLOCK and sum(times) < ALONE:
         times.append(run())
     return float(np.median(times))
 

@@ -9,7 +9,7 @@ all of its looks together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -30,6 +30,8 @@ CLOSE = 1.03
 """The largest relative distance between the ends of an interval at which a comparison may stop."""
 AS_FAST = 0.99
 """A model that is at least this many times as fast is no slower."""
+Ends = Callable[[Sequence[Sequence[float]]], bool]
+"""Whether a comparison may end after the runs so far, whose seconds are given for every model."""
 
 
 class Verdict(Enum):
@@ -125,6 +127,21 @@ def clear(times: Sequence[Sequence[float]]) -> bool:
     first, *others = times
     timings = [compared_times([first], [each], [1.0]) for each in others]
     return all(t.verdict is not Verdict.UNDECIDED and t.high <= CLOSE * t.low for t in timings)
+
+
+def has_verdict(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the rounds so far decide between one model and every other one, however wide the
+    intervals of their ratios are."""
+    first, *others = times
+    return all(compared_times([first], [each], [1.0]).verdict is not Verdict.UNDECIDED for each in others)
+
+
+def as_fast(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the rounds so far decide between one model and every other one, or show that none of
+    the others is slower."""
+    first, *others = times
+    timings = [compared_times([first], [each], [1.0]) for each in others]
+    return all(t.verdict is not Verdict.UNDECIDED or t.low >= AS_FAST for t in timings)
 
 
 def pooled(timings: Sequence[Timing]) -> Timing:

@@ -80,7 +80,7 @@ def check_candidates(
         return Choice(), (), cases, None
     if good is not choice.candidate:
         choice = choose(job, problem, start, original, cases, feeds, [good])
-        choice = Choice(choice.candidate, choice.timing)
+        choice = Choice(choice.candidate, choice.timing, waits=choice.waits)
     if choice.candidate is None or checking.let_through is None:
         return choice, differences, cases, None
     job.remarks.append(str(checking.let_through))

@@ -17,8 +17,9 @@ from taso_mirage.measure.load import Load, observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import GAIN, PAIRS, Timing, Verdict, clear, compared_times, pooled
+from taso_mirage.measure.timing import GAIN, PAIRS, Ends, Timing, Verdict, clear, compared_times, has_verdict, pooled
 from taso_mirage.onnx_io.write import has_fixed_inputs
+from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.ablation import Ablation
 from taso_mirage.pipeline.candidates import BY_PREDICTION, Start
 from taso_mirage.pipeline.growth import NOT_TRIED
@@ -30,11 +31,13 @@ from taso_mirage.pipeline.shares import (
     kernels_first,
     large,
     load_seconds,
+    measures_last,
     next_comparison_seconds,
     parts_seconds,
     slow_seconds,
 )
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import OFF
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.search import SAME_COST
 from taso_mirage.search.steps import BODIES
@@ -66,12 +69,14 @@ OPENING = 0.02
 class Choice:
     """The chosen candidate (None: the original), the times of the best, and the original after the
     passes if it was measured to be no slower. `session`: an existing session on the candidate,
-    which the check and the trials of kernels use instead of another load."""
+    which the check and the trials of kernels use instead of another load. If it `waits`, it is
+    compared with its kernels, or without any (`pipeline/unmeasured.py`)."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
     normal: ModelCandidate | None = None
     session: Session | None = field(default=None, compare=False)
+    waits: bool = False
 
 
 def choose(
@@ -140,9 +145,13 @@ class Choosing:
 
     def of_large(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
         """The first candidate that is faster, of the few that are predicted to be. Each is loaded
-        once and compared once with the original."""
-        taken = Choice()
-        for likely in self._likely(candidates):
+        once and compared once with the original. Where that can wait (`measures_last`), the first
+        one is not compared here."""
+        taken, trials = Choice(), self._likely(candidates)
+        first = trials[0][0]
+        if measures_last(self.job) and len(trials[0]) == 1 and first.steps and not _has_loops(first):
+            return self._unmeasured(first)
+        for likely in trials:
             self.job.kept = None
             choice = self.fastest(likely, original, once=True)
             taken = replace(choice, normal=taken.normal or choice.normal)
@@ -150,6 +159,11 @@ class Choosing:
             if choice.candidate is not None or enough or self._left() < self._trial():
                 break
         return taken
+
+    def _unmeasured(self, candidate: ModelCandidate) -> Choice:
+        """The candidate without times, if the runtime accepts it."""
+        sessions, alive = self._alive([candidate])
+        return Choice(alive[0], None, alive[0], sessions[0], True) if alive else Choice()
 
     def _trial(self) -> float:
         """Seconds of one load and one comparison."""
@@ -184,7 +198,8 @@ class Choosing:
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session, once: bool = False) -> Choice:
         """The candidate that was measured to be the fastest, or is predicted to be if the runs do
         not decide; the original if none is faster. `once`: no model is loaded again for another
-        comparison."""
+        comparison, and this one ends once it decides where kernels follow: they are compared with
+        the original, too."""
         target = original.target
         alive, times, pace = self._first_look(self._in_time(candidates), original, once)
         if not alive:
@@ -229,14 +244,12 @@ class Choosing:
             self.load, self.sessions = self._observe(), []
             if (clock := self.load.clock(original.target)) != original.target:
                 original = runtime.open_in_child(self.problem.model, clock, source=True)
-            sessions, alive = self._alive(candidates, original)
+            self.sessions, alive = self._alive(candidates)
             if not alive:
                 return [], [], 0.0
-            start = time.monotonic()
-            times = self._times(sessions)
-            pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
-            self.sessions = sessions[1:]
-            sessions.clear()
+            start, ends = time.monotonic(), has_verdict if once and self.job.config.kernels != OFF else clear
+            times = self._times([original, *self.sessions], ends)
+            pace = (time.monotonic() - start) / max((1 + len(alive)) * len(times[0][0]), 1)
             if once or self._works() or not self._disturbed():
                 break
         return alive, times, pace
@@ -322,15 +335,13 @@ class Choosing:
     def _predicted_faster(self, candidate: ModelCandidate) -> bool:
         """Whether a candidate's predicted cost is lower than the original's. Changes inside of
         nodes have no prediction and were faster by themselves."""
-        inside = any(step.equations == (BODIES,) for step in candidate.steps)
-        return inside or candidate.cost < PROMISING * self.problem.cost(self.problem.model.graph.outputs)
+        return _has_bodies(candidate) or candidate.cost < PROMISING * self.problem.cost(
+            self.problem.model.graph.outputs
+        )
 
-    def _alive(
-        self, candidates: Sequence[ModelCandidate], original: Session
-    ) -> tuple[list[Session], list[ModelCandidate]]:
-        """The sessions of the original and of the candidates that the runtime accepts, and these
-        candidates."""
-        sessions: list[Session] = [original]
+    def _alive(self, candidates: Sequence[ModelCandidate]) -> tuple[list[Session], list[ModelCandidate]]:
+        """The candidates that the runtime accepts, with their sessions."""
+        sessions: list[Session] = []
         alive: list[ModelCandidate] = []
         waiting = list(candidates)
         while waiting:
@@ -394,12 +405,12 @@ class Choosing:
         ]
         return self._compare(self._times(sessions), clock(target) != target)[0]
 
-    def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
-        """For each workload, the times of every session, in the seconds of a comparison; slow
-        models may take more, as far as there is time."""
+    def _times(self, sessions: Sequence[Session], ends: Ends = clear) -> list[list[list[float]]]:
+        """For each workload, the times of every session, in the seconds of a comparison, or until
+        it `ends`; slow models may take more, as far as there is time."""
         seconds = self._comparing() / len(self.feeds)
         patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
-        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, clear) for inputs in self.feeds]
+        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience, ends) for inputs in self.feeds]
 
     def _compare(self, times: list[list[list[float]]], works: bool | None = None) -> list[Timing]:
         """The first session against each of the others, over all workloads. `works`: by CPU time;
@@ -411,6 +422,16 @@ class Choosing:
 
     def _works(self) -> bool:
         return self.load.clock(self.problem.target) != self.problem.target
+
+
+def _has_bodies(candidate: ModelCandidate) -> bool:
+    """Whether steps changed the inside of nodes."""
+    return any(step.equations == (BODIES,) for step in candidate.steps)
+
+
+def _has_loops(candidate: ModelCandidate) -> bool:
+    """Whether the model has operators over sequences, or nodes whose inside was changed."""
+    return _has_bodies(candidate) or any(traits(node).stays for node in candidate.model.nodes())
 
 
 def _alike(looks: Sequence[Timing]) -> list[Timing]:

@@ -46,6 +46,8 @@ MEASURING, MANY = 10.0, 256
 model of which so few seconds would measure no part."""
 REGION = 4.0
 """Seconds for the first kernel."""
+ROUGH = 1.5
+"""The factor by which the estimate for the first kernels of a large model may be too high."""
 LOOK = 1.0
 """The smallest number of seconds of a search, if available."""
 DECIDING = 0.5
@@ -57,6 +59,8 @@ AHEAD_OF_KERNELS = 1 / 6
 """The share of the rest of the time for the searches for kernels that begin before their stage."""
 LARGE = 0.02
 """The share of the budget; a model is large if its load and comparison take more."""
+WAITING = 0.05
+"""The share of the budget; a comparison waits for kernels if it takes more with a load."""
 EXPLAINING, MEASURED = 0.1, 30.0
 """The share of the budget for requested explanations of changes, and its largest number of
 seconds."""
@@ -115,8 +119,16 @@ def large(job: Job) -> bool:
     return trial > LARGE * job.config.budget
 
 
+def measures_last(job: Job) -> bool:
+    """Whether the first candidate is compared with the original only together with its kernels, or
+    after none stayed: on a CPU, where a load and a comparison of a slow model take as long as
+    several kernels."""
+    config, trial = job.config, load_seconds(job) + slow_seconds(job)
+    return config.measure and config.kernels != OFF and config.target.on_cores and trial > WAITING * config.budget
+
+
 def measuring_seconds(job: Job) -> float:
-    """Seconds kept for the choice among the candidates."""
+    """Seconds kept for the choice among the candidates, or for a later comparison of it."""
     return compared_seconds(job) + LOADS * load_seconds(job) if job.config.measure else 0.0
 
 
@@ -148,9 +160,11 @@ def _whole_check_seconds(job: Job) -> float:
 
 def _first_kernels(job: Job) -> float:
     """Seconds until one kernel is in a result: it is made, tried in the model and checked. Whether
-    it will be compared when it is tried is not known before, so the longer check is assumed."""
+    it will be compared when it is tried is not known before, so the longer check is assumed. Where
+    the choice waits for that comparison, there is another one of the model without kernels."""
     check = _kernel_check_seconds(job) if job.regions > 0 else _whole_check_seconds(job)
-    return REGION + compared_seconds(job) + LOADS * load_seconds(job) + check
+    loads = LOADS - 1 if measures_last(job) else LOADS
+    return REGION + compared_seconds(job) + loads * load_seconds(job) + check
 
 
 def runtime_seconds(job: Job) -> float:
@@ -187,11 +201,15 @@ def _free_seconds(job: Job) -> float:
 
 def search_seconds(job: Job) -> float:
     """Seconds that passes, mutants and search may take from now on: all except those of the work
-    after them, and half of these where kernels follow. Unused seconds are for the kernels."""
+    after them, and a share of these where kernels follow. Those of a large model gain more than a
+    search, also if they are estimated not to fit by a little. Unused seconds are for the
+    kernels."""
     free = _free_seconds(job)
-    kernels = _reserve_for_kernels(job, free)
+    kernels, fitting = _reserve_for_kernels(job, free), ROUGH if measures_last(job) else 0.0
+    if not kernels and (job.config.kernels == OFF or _first_kernels(job) > fitting * free):
+        return free
     share = HALF if job.config.target.on_cores and not large(job) else BEFORE_KERNELS
-    return free if not kernels else max(share * (free - kernels), LOOK)
+    return max(share * (free - kernels), LOOK)
 
 
 def measures_search(job: Job) -> bool:

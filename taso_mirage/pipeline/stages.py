@@ -50,6 +50,7 @@ from taso_mirage.pipeline.shares import (
 )
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.pipeline.trace import Trace
+from taso_mirage.pipeline.unmeasured import measure_choice
 from taso_mirage.report.attribution import placed_in_model
 from taso_mirage.report.changes import by_counted_gain
 from taso_mirage.report.explanations import MEASURING, explained
@@ -252,6 +253,12 @@ a chain of 20,000 nodes once the time is over, on one core.
 """
 KERNELS = (
     Stage("kernels", fuse, ("result", "original", "ahead"), ("result",)),
+    Stage(
+        "measure without kernels",
+        measure_choice,
+        ("result", "problem", "start", "original", "cases", "feeds", "choice"),
+        ("result",),
+    ),
     Stage("runtime", choose_runtime, ("result", "others"), ("result",)),
 )
 """Stages that improve the result in the time that is left."""
@@ -363,8 +370,7 @@ def _run_stages(
                     values = run(SEARCH, job, {"model": model})
                     result = _conclude(job, values, model)
                 begun: dict[str, Any] = {"others": (), "ahead": None}  # where the time ended before these stages
-                begun |= {name: values[name] for name in ("original", *begun) if name in values}
-                result = run(KERNELS, job, {"result": result, **begun})["result"]
+                result = run(KERNELS, job, {**begun, **values, "result": result})["result"]
             job.deadline = child().deadline = whole
             given = {"result": result} | ({} if output is None else {"output": output})
             for stage in FINISH:  # the model is written, however late it is

@@ -103,8 +103,8 @@ def every_kernel_kept(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """The stage of kernels on a GPU, where nothing but the choice of the kept kernels is made
     up."""
     fresh_cache(patch, folder)
-    measured = region_times.in_child
-    patch.setattr(region_times, "in_child", lambda *args: [max(measured(*args)) + 1.0, 1.0])
+    measured = region_times.models_in_turn
+    patch.setattr(region_times, "models_in_turn", lambda *args: [max(measured(*args)) + 1.0, 1.0])
     patch.setattr(stage, "GAIN", 0.0)
     patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)
 

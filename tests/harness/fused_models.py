@@ -71,7 +71,7 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
         patch.setattr(order, name, 1e3)
     patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
-    patch.setattr(region_times, "in_child", lambda *measurement: [2.0, 1.0])
+    patch.setattr(region_times, "models_in_turn", lambda *measurement: [2.0, 1.0])
     patch.setattr(comparisons, "interleaved", clock([gain]))
 
 
@@ -80,7 +80,7 @@ def together(patch: pytest.MonkeyPatch) -> None:
     and gain little; a trial is to take TRYING."""
     for name in ("KERNEL", "KNOWN"):
         patch.setattr(order, name, 1e-3)
-    patch.setattr(region_times, "in_child", lambda *measurement: [2e-9, 1e-9])
+    patch.setattr(region_times, "models_in_turn", lambda *measurement: [2e-9, 1e-9])
 
 
 def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -214,7 +214,7 @@ def test_threads_take_turns() -> None:
 
 def test_what_is_no_longer_used_is_let_go() -> None:
     session = Session(small())
-    number = session._number()
+    number = session.number()
     del session
     Session(small())  # the next call tells the child
     with pytest.raises(RuntimeCrashed):

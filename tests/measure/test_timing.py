@@ -249,7 +249,13 @@ def test_a_look_is_made_in_the_process_of_the_runtime(monkeypatch: pytest.Monkey
     asked: list[str] = []
     monkeypatch.setattr(load, "in_child", lambda function, seconds: asked.append(function.__name__) or (0.5, 4))
     assert load.observed_load() == Load(0.5, 4)
-    assert asked == ["cores_got"]
+    assert asked == ["cores_got"] * load.LOOKS
+
+
+def test_a_short_command_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([(0.5, 4), (0.95, 4), (0.5, 4)])
+    monkeypatch.setattr(load, "in_child", lambda function, seconds: next(looks))
+    assert load.observed_load() == Load(0.95, 4)
 
 
 class Working:

@@ -121,7 +121,7 @@ def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatc
 def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region_times, "in_child", lambda *measurement: [1.0, 2.0])
+    monkeypatch.setattr(region_times, "models_in_turn", lambda *measurement: [1.0, 2.0])
     monkeypatch.setattr(comparisons, "interleaved", lambda *args, **named: pytest.fail("it was tried in the model"))
     assert fused(result, CONFIG, "cached").model is result.model
 

@@ -50,13 +50,13 @@ def free() -> Result:
 
 def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
-    measured = region_times.in_child
+    measured = region_times.models_in_turn
 
     def timed(*args: Any) -> list[float]:
         return [max(measured(*args)) + 1.0, 1.0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(region_times, "in_child", timed)
+        patch.setattr(region_times, "models_in_turn", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "GAIN", 0.0)
         patch.setattr(timing.Timing, "verdict", timing.Verdict.FASTER)

@@ -322,7 +322,7 @@ def test_where_a_first_run_takes_long_fewer_candidates_are_loaded(monkeypatch: p
 
         monkeypatch.setattr(choice.time, "monotonic", lambda: now[0])
         monkeypatch.setattr(choosing, "_surviving", surviving)
-        assert [each.name for each in choosing._alive(candidates, opened)[1]] == names
+        assert [each.name for each in choosing._alive(candidates)[1]] == names
         assert job.remarks == ([] if takes < 1 else ["2 candidates were not measured: no time was left"])
 
 

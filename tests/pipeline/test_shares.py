@@ -16,6 +16,7 @@ from taso_mirage.pipeline.shares import (
     after_choice,
     ahead_seconds,
     kernel_seconds,
+    measures_last,
     measures_passes,
     measures_search,
     parts_seconds,
@@ -168,3 +169,13 @@ def test_a_search_leaves_what_a_model_that_is_slow_to_load_needs() -> None:
     made.checking, made.regions = 9.0, 5.0
     left = made.deadline.left() - search_seconds(made)
     assert left >= made.checking + made.regions + 2 * 8.0 + 1.5 or search_seconds(made) <= 1.0
+
+
+def test_only_the_comparison_of_a_slow_model_on_a_cpu_waits_for_kernels() -> None:
+    made = job(60.0, 20.0, load=0.5)
+    for running, waits in ((0.03, False), (0.2, True)):
+        made.running = running
+        assert measures_last(made) == waits
+        assert not measures_last(replace(made, config=replace(made.config, kernels=OFF)))
+        assert not measures_last(replace(made, config=replace(made.config, budget=600.0)))
+        assert not measures_last(replace(made, config=replace(made.config, target=CUDA)))

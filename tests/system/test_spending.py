@@ -169,7 +169,7 @@ main()
 
 
 def test_a_shell_that_becomes_the_command_takes_nothing_of_its_budget() -> None:
-    """Bash executes the last command of a subshell, or of a container's script, in its own process."""
+    """Bash executes the last command of a subshell, or of a script, in its own process."""
     done = subprocess.run(
         ["bash", "-c", 'sleep 1; exec "$0" -c "$1"', sys.executable, BEGUN], capture_output=True, text=True, check=True
     )

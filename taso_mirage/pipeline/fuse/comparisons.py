@@ -11,7 +11,7 @@ from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import PAIRS, Timing, Verdict, clear, compared_times, pooled
+from taso_mirage.measure.timing import PAIRS, Ends, Timing, Verdict, clear, compared_times, has_verdict, pooled
 from taso_mirage.system.wording import option
 
 FRESH = 3.0
@@ -50,10 +50,9 @@ class Comparisons:
         same = other.target.plain == self.target.plain
         return runtime.open_in_child(model, self.target if same else other.target)
 
-    def short(self, before: Session, after: Session) -> Timing:
-        """A short comparison, and a longer one if the short one does not decide which is faster."""
-        first = self._time(before, after, self.seconds / 8)
-        return first if first.verdict is not Verdict.UNDECIDED else self._time(before, after, self.seconds / 2)
+    def short(self, before: Session, after: Session, ends: Ends = has_verdict) -> Timing:
+        """A comparison that ends once it decides which is faster, or as another rule says."""
+        return self._time(before, after, self.seconds / 2, ends)
 
     def whole(self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]) -> Timing:
         """The comparison of the original with another model; `opened` are sessions on both, by the
@@ -71,17 +70,9 @@ class Comparisons:
                 return pooled(looks)
             sessions = _both(original, model, clock, anew=True)
 
-    def elsewhere(
-        self, original: Model, model: Model, opened: OpenSessions, more: Callable[[], bool]
-    ) -> tuple[bool, str]:
-        """Whether a model without the library of kernels is as fast as the original, and the line
-        that says so."""
-        timing = self.whole(original, model, opened, more)
-        return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
-
-    def _time(self, before: Session, after: Session, seconds: float) -> Timing:
+    def _time(self, before: Session, after: Session, seconds: float, ends: Ends = clear) -> Timing:
         share = seconds / len(self.feeds)
-        times = [interleaved([before, after], feed, share, ends=clear) for feed in self.feeds]
+        times = [interleaved([before, after], feed, share, ends=ends) for feed in self.feeds]
         works = before.target.plain != self.target.plain
         return compared_times([t[0] for t in times], [t[1] for t in times], self.shares, works)
 

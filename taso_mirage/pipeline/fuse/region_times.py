@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.forms.base.form import in_operators
-from taso_mirage.ir.model import StoredWeight, Weight, random_array
+from taso_mirage.ir.model import Model, StoredWeight, Weight, repeated_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.measure.child import in_child
-from taso_mirage.measure.session import runnable
+from taso_mirage.measure.session import open_part
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.tasks import in_turn
+from taso_mirage.measure.tasks import sessions_in_turn
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
@@ -59,8 +59,15 @@ def region_seconds(
     weights = {k: v for _, arrays in copies for k, v in arrays.items()}
     before, whole = (standalone(Graph(left, each), opsets, weights) for each in (in_operators(outputs), outputs))
     after = embed(whole, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
-    times = in_child(in_turn, [runnable(before), runnable(after)], target, SECONDS, SEED)
+    times = models_in_turn([before, after], target)
     return times[0] / len(copies), times[1] / len(copies)
+
+
+def models_in_turn(models: Sequence[Model], target: Target) -> list[float]:
+    """Seconds of small models with the same random inputs, as `tasks.in_turn` gives them; large
+    weights that they share go to the child process once."""
+    sessions = [open_part(each, target.resting) for each in models]
+    return in_child(sessions_in_turn, [each.number() for each in sessions], target, SECONDS, SEED)
 
 
 def slower_elsewhere(
@@ -88,5 +95,5 @@ def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Wei
     rng = np.random.default_rng(i)
     made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
     inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])
-    arrays: dict[str, Weight] = {made[leaf].attr("name"): StoredWeight(random_array(leaf, rng, {})) for leaf in known}
+    arrays: dict[str, Weight] = {made[leaf].attr("name"): StoredWeight(repeated_array(leaf, rng)) for leaf in known}
     return Graph(inputs, substitute(graph.outputs, made)), arrays

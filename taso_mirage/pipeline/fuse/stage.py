@@ -27,7 +27,7 @@ from taso_mirage.measure.check_inputs import feed
 from taso_mirage.measure.child import child
 from taso_mirage.measure.joint import opens_slowly
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.timing import GAIN, Timing
+from taso_mirage.measure.timing import GAIN, Timing, as_fast
 from taso_mirage.measure.whole import BY_RUNS
 from taso_mirage.pipeline.fuse.ahead import KernelsAhead
 from taso_mirage.pipeline.fuse.choices import KernelChoices
@@ -49,9 +49,10 @@ from taso_mirage.search.search import Budget
 from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
-CHECKED_KIND = 0.8
-"""Seconds in which a GPU's kernel is compared on the inputs of its regions, with the library and
-without: sessions open slowly there."""
+NOT_FASTER = "no kernels: the model is {:.3f} times as fast as the original with them, and {:.3f} times without them"
+CHECKED_KIND, CHECKED_SLOWLY = 0.4, 0.8
+"""Seconds in which a kernel is compared on the inputs of its regions, and where sessions open
+slowly."""
 
 
 def fused(
@@ -120,9 +121,11 @@ class _Stage:
             choices = KernelChoices(result.target.name, backend, kinds.prepared, spent.searching, spent.budget)
         else:
             kinds, choices = self.ahead.taken(spent.budget, self._report)
-        regional = once and result.cases[0].against == BY_RUNS and opens_slowly(result.target)
-        spent.of_a_kind = CHECKED_KIND if regional else 0.0
-        spent.reserve = once and config.elsewhere and not kinds.has_operators_of(base.model)
+        if once and result.cases[0].against == BY_RUNS:
+            spent.of_a_kind = CHECKED_SLOWLY if opens_slowly(result.target) else CHECKED_KIND
+        self.unmeasured = once and result.changed and result.timing is None
+        compared = self.unmeasured or (config.elsewhere and not kinds.has_operators_of(base.model))
+        spent.reserve = once and compared
         self.base, self.kinds = replace(base, model=kinds.model), kinds
         self.ended = "the time was over" if not kinds.places and spent.over() else ""
         feeds = [feed(result.original, config.inputs, sizes) for sizes, _ in result.workloads]
@@ -254,11 +257,15 @@ class _Stage:
         timing = self.trials.timing or self._compare(model)
         if not (timing.as_fast and timing.ratio >= GAIN):  # each kind alone was already faster
             return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
-        if self.config.elsewhere:
-            as_fast, said = self._elsewhere(there)
-            if not as_fast:
-                return result.noted(said)
-            self.notes.append(said)
+        if self.config.elsewhere or self.unmeasured:
+            without, ratio = self._without_library(there)
+            if self.config.elsewhere and not without:
+                return result.noted(elsewhere_note(False, ratio))
+            if self.unmeasured and ratio > timing.ratio:
+                return result.noted(NOT_FASTER.format(timing.ratio, ratio))
+            if self.unmeasured:
+                self.trials.compare_first_set(ratio)
+            self.notes += [elsewhere_note(True, ratio)] if self.config.elsewhere else []
         self.notes += [] if self.trials.backend.batched else where_they_run(self.trials.kept, self.trials.sizes)
         made = replace(
             self.base,
@@ -275,11 +282,12 @@ class _Stage:
 
     def _differences(self, model: Model, there: Model) -> list[Difference]:
         """The differences of the model with its kernels, and those of the model `there` is without
-        their library, where it is for other machines, too."""
-        trials, result = self.trials, self.result
+        their library, where it is for other machines, too: of its regions, or of the whole model
+        where that is loaded for its times."""
+        trials, result, loads = self.trials, self.result, self.config.elsewhere and not self._known_without_library()
         kernels = rounding_nothing(trials.kept, trials.backend)
         target = self.base.target
-        check = KernelCheck(result.original, result.cases, target, self.config.elsewhere)
+        check = KernelCheck(result.original, result.cases, target, self.config.elsewhere and not loads)
         session = runtime.open_in_child(model, target, check=passes_checker(result.original))
         placed = [region for each in kernels or trials.kept for region in each.regions]
         regions, every = self._regional(check, placed) if check.by_regions else ([], False)
@@ -288,7 +296,7 @@ class _Stage:
         model = model if kernels is None else trials.with_kernels(kernels)
         session = session if kernels is None else runtime.open_in_child(model, target)
         found = [*regions, *check.whole(model, session)]
-        if every or not self.config.elsewhere:
+        if not loads and (every or not self.config.elsewhere):
             return found
         trials.comparisons.held.append(runtime.open_in_child(there, target))  # which may be compared next
         return [*found, *check.whole(there, trials.comparisons.held[-1], library=False)]
@@ -311,20 +319,24 @@ class _Stage:
         """The times of the original and of the model."""
         return self.trials.comparisons.whole(self.result.original, model, self._both(model), self._more)
 
-    def _elsewhere(self, there: Model) -> tuple[bool, str]:
-        """Whether the model is as fast as the original without its kernels' library, as it is
-        `there`, and the line that says so. Its functions are the operators of the model before
-        kernels, which was measured.
-        """
+    def _known_without_library(self) -> bool:
+        """Whether the model without its kernels' library has the operators of a measured one."""
         trials = self.trials
-        same = trials.once and trials.kinds.has_operators_of(trials.before)
+        same = trials.once and not self.unmeasured and trials.kinds.has_operators_of(trials.before)
         known = same and not any(k.turned for k in trials.kept)
-        if known and not any(region.free for kind in trials.kept for region in kind.regions):
-            return True, elsewhere_note(True, trials.gained)
+        return known and not any(region.free for kind in trials.kept for region in kind.regions)
+
+    def _without_library(self, there: Model) -> tuple[bool, float]:
+        """Whether the model is as fast as the original without its kernels' library, as it is
+        `there`, and how many times as fast."""
+        trials = self.trials
+        if self._known_without_library():
+            return True, trials.gained
         if trials.first is not None:
-            timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first))
-            return timing.as_fast, elsewhere_note(timing.as_fast, timing.ratio)
-        return trials.comparisons.elsewhere(self.result.original, there, self._both(there), self._more)
+            timing = trials.comparisons.short(trials.first, trials.comparisons.beside(there, trials.first), as_fast)
+        else:
+            timing = trials.comparisons.whole(self.result.original, there, self._both(there), self._more)
+        return timing.as_fast, timing.ratio
 
     def _both(self, model: Model) -> tuple[Session, Session]:
         """Sessions on the original and on a model."""
