@@ -22,8 +22,8 @@ TEAM = 1 << 18
 """The least number of bytes of a matrix of which two threads read a half each in every step of a
 loop: others are read faster than the threads wait for each other."""
 TEAM_COLUMNS, TEAM_MOST = 32, 4096
-"""Both halves of the columns have whole vectors. A row, or half of its product, has no more
-elements than the memory of a team (`team.h`)."""
+"""The number of columns that two halves of whole vectors have, and the largest number of elements
+of a row, and of half of its product (`team.h`)."""
 VECTOR = 4
 """The least number of contiguous elements for which a vector is worth it."""
 
