@@ -89,8 +89,8 @@ def openvino(judged: Judged, limit: float) -> Verdict:
     return judged.verdict_on(found)
 
 
-def main() -> None:
-    write = public_torch.answer if sys.argv[1] == INDUCTOR else WRITERS[sys.argv[1]]
+def serve(write: Callable[[str, str], None]) -> None:
+    """Answer each pair of paths of the standard input by this function."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # tools print
     for line in sys.stdin:
@@ -103,19 +103,23 @@ def main() -> None:
         print(said, file=answers, flush=True)
 
 
+def main() -> None:
+    serve(public_torch.answer if sys.argv[1] == INDUCTOR else WRITERS[sys.argv[1]])
+
+
 class ToolProcess:
     """A process of a tool, which is started again after it died or took more than `limit` seconds
     for a file."""
 
-    def __init__(self, tool: str, limit: float) -> None:
-        self.tool, self.limit = tool, limit
+    def __init__(self, tool: str, limit: float, script: str = __file__) -> None:
+        self.tool, self.limit, self.script = tool, limit, script
         self.process: subprocess.Popen[str] | None = None
 
     def optimize(self, source: Path, target: Path) -> Verdict | None:
         """Write the result of a file; a verdict if there is none."""
         began = self.process is None
         process = self.process or subprocess.Popen(
-            [sys.executable, __file__, self.tool],
+            [sys.executable, self.script, self.tool],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -83,31 +83,42 @@ def in_double(sample: Any, given: dict[str, Any], seed: int, part: float) -> lis
     """The outputs with every float, argument or result, in double precision. Each is off by the
     `part` of a rounding of single precision, in a way of the seed's."""
     import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_map
 
     generator = torch.Generator().manual_seed(seed)
 
-    def doubled(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
-            return value
-        exact = value.double()
-        if part:
-            exact = exact * (1 + part * ROUNDING * (2 * torch.rand(exact.shape, generator=generator) - 1).double())
-        return exact
+    def noisy(exact: torch.Tensor) -> torch.Tensor:
+        return exact * (1 + part * ROUNDING * (2 * torch.rand(exact.shape, generator=generator) - 1).double())
+
+    def run(arguments: Any) -> list[Any]:
+        outputs: list[Any] = replace(sample, arguments=arguments).run()
+        return outputs
+
+    return cast(list[Any], doubled(run, ({**sample.arguments, **given},), noisy if part else None))
+
+
+def doubled(function: Callable[..., Any], arguments: Any, change: Callable[[Any], Any] | None = None) -> Any:
+    """The result of a function of torch with every float, argument or result, in double precision,
+    and changed by `change`."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map
 
     def wide(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+            return value
+        return value.double() if change is None else change(value.double())
+
+    def wide_type(value: Any) -> Any:
         return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
     class Double(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            args, kwargs = tree_map(wide, (args, kwargs or {}))
-            return tree_map(doubled, function(*args, **kwargs))
+            args, kwargs = tree_map(wide_type, (args, kwargs or {}))
+            return tree_map(wide, function(*args, **kwargs))
 
-    arguments = tree_map(doubled, {**sample.arguments, **given})
+    given = tree_map(wide, arguments)
     with Double():
-        outputs: list[Any] = replace(sample, arguments=arguments).run()
-    return outputs
+        return function(*given)
 
 
 def array_of(tensor: Any) -> Any:

@@ -389,6 +389,8 @@ TABLES = {
     "public-cpu2 findings": findings,
     "public_reports-cpu2": public,
     "public_reports-cpu2 kinds": kinds,
+    "compiled-cpu2": public,
+    "compiled-cpu2 kinds": kinds,
     "soak-cpu2-surfaces": soak,
     "soak-cpu2-models": soak,
     "soak-cpu2-accidents": soak,

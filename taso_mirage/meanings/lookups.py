@@ -13,6 +13,8 @@ from taso_mirage.meanings.typed import Typed
 
 MOVES = frozenset("cast reshape transpose expand concat slice".split())
 """Primitives whose results hold the integers of their operands, and no others."""
+TAKES = ("take", "take_along")
+"""Primitives whose results hold the integers of their first operand."""
 INDICES = ("int32", "int64")
 InputNames = frozenset[str]
 NO_NAMES: InputNames = frozenset()
@@ -29,9 +31,11 @@ class IndexMeaning(Typed[InputNames]):
     def note(
         self, primitive: str, fn: Any, notes: Sequence[InputNames], operands: Sequence[Tensor], result: Tensor
     ) -> InputNames:
-        if primitive in MOVES or (primitive == "map" and fn is np.where):
-            return NO_NAMES.union(*notes) if result.dtype in INDICES else NO_NAMES
-        return NO_NAMES
+        if result.dtype not in INDICES:
+            return NO_NAMES
+        if primitive in TAKES:
+            return notes[0]
+        return NO_NAMES.union(*notes) if primitive in MOVES or (primitive == "map" and fn is np.where) else NO_NAMES
 
     def take(self, a: _Value, indices: _Value, axis: int) -> _Value:
         return self._looked_up(a, indices, axis, super().take(a, indices, axis))

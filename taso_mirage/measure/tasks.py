@@ -14,7 +14,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.timing import clear, compared_times, enough_wins
+from taso_mirage.measure.timing import clear, compared_times, enough_wins, has_verdict
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get
@@ -34,6 +34,8 @@ BLOCK = 4
 all models should share."""
 SIGNS = next(n for n in range(MOST) if enough_wins(n) is not None)
 """Rounds that a verdict takes at least."""
+UNSURE = 15
+"""Rounds of regions whose times do not decide before."""
 
 
 def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
@@ -53,15 +55,19 @@ def in_turn(contents: Sequence[Source], target: Target, budget: float, seed: int
 def sessions_in_turn(numbers: Sequence[int], target: Target, budget: float, seed: int = 1) -> list[float]:
     """Return the seconds of sessions as `in_turn` does: of sessions of this process, which were
     opened on the target's `resting` variant."""
-    return _timed_in_turn([_bound(native.session_of(number), seed) for number in numbers], target, budget)
+    return _timed_in_turn([_bound(native.session_of(number), seed) for number in numbers], target, budget, UNSURE)
 
 
-def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float) -> list[float]:
+def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float, unsure: int = 0) -> list[float]:
+    """Return the seconds of runs by turns; where fewer rounds are `unsure`, the budget may end
+    before."""
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
-    while len(times[0]) < SIGNS or (time.perf_counter() < end and len(times[0]) < MOST and not clear(times)):
-        order = range(len(runs)) if len(times[0]) % 2 == 0 else reversed(range(len(runs)))
+    while (count := len(times[0])) < SIGNS or (
+        (time.perf_counter() < end and count < MOST and not clear(times)) or (count < unsure and not has_verdict(times))
+    ):
+        order = range(len(runs)) if count % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)
             times[i].append(_turn(runs[i]))

@@ -16,7 +16,7 @@ def read(body: str) -> Model:
             parse_model(f"""
             <ir_version: 9, opset_import: ["" : 18]>
             g (int64[b, s] ids, int64[b, s] mask, float[50, 4] table, float[8, 4] few) => (float[b, s, 4] y)
-            <int64[1] two = {{2}}, int64[3] shape = {{1, 1, 4}}, int64[1] zero = {{0}}, int64 eighth = {{7}}>
+            <int64[1] two = {{2}}, int64[3] shape = {{1, 1, 4}}, int64[1] zero = {{0}}, int64 eighth = {{7}}, int64 nought = {{0}}>
             {{ {body} }}""")
         )
     )
@@ -34,6 +34,12 @@ def read(body: str) -> Model:
             "b = Cast<to = 9>(mask) i = Cast<to = 7>(b) a = Gather(table, ids) c = Gather(few, i) y = Add(a, c)",
             {"ids": 50},
         ),
+        (
+            "kept = NonZero(mask) row = Gather(kept, nought) some = Gather(ids, row) first = Gather(some, nought) "
+            "f = Gather(table, first) y = Expand(f, shape)",
+            {"ids": 50},
+        ),
+        ("i = GatherElements<axis = 1>(ids, mask) y = Gather(table, i)", {"ids": 50}),
         ("f = Cast<to = 1>(ids) g = Unsqueeze(f, two) y = Expand(g, shape)", {}),
     ],
 )

@@ -81,10 +81,10 @@ class ModelTrials:
         made = embed(self.kinds.model, [region for kernel in kernels for region in kernel.regions], self.sizes)
         return made if self.kinds.layout is None else self.kinds.layout.without_rest(made)
 
-    def compare_first_set(self, gained: float) -> None:
-        """Relate the gain of the first set, which ran in turn with the original, to the model
-        without kernels, which is `gained` times as fast as the original."""
-        self.placed[0] = replace(self.placed[0], gain=self.placed[0].gain / gained)
+    def set_first_gain(self, gain: float) -> None:
+        """Set the gain of the first set over the model without kernels: it ran in turn with the
+        original, and the other model was not measured before."""
+        self.placed[0] = replace(self.placed[0], gain=gain)
 
     @property
     def gained(self) -> float:
