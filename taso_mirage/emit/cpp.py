@@ -61,6 +61,8 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.operators.stores import launch_order
 from taso_mirage.rewriting.text import show_graph
 
+TEAM = "shared_streamed<"
+"""The text in the function of a block that two threads compute (`team.h`)."""
 ALONE = 1 << 16
 """Bytes up to which a kernel without products runs on its caller's thread: starting the other
 threads takes longer."""
@@ -85,6 +87,7 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
     maps = [header("index_maps.h")] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
     best = [header("best_column.h")] if any("BestColumn<" in each for each in made) else []
     maps += [header("chunk.h")] if any("chunk_read<" in each for each in made) else []
+    maps += [header("team.h")] if any(TEAM in each for each in made) else []
     free = [header("free.h")] if any(has_free_sizes(graph) for graph in graphs.values()) else []
     return "\n".join(
         [heads + NOTE, header("vector.h"), *maps, *best, *free, *headers(graphs.values()), *_tables(lazy), *made]
@@ -198,12 +201,18 @@ class CppProgram:
         ]
         layouts = [self.places.layouts.get((node, i)) for i, _ in enumerate(results)]
         made = CppKernelFunction(self.lazy, node, self.names, layouts)
-        self.functions.append(function_text(made.function(name, operands, types, strides)))
+        text = function_text(made.function(name, operands, types, strides))
+        self.functions.append(text)
         pointers = [*map(self.places.pointer, operands), *(place for place, _ in results)]
         pointers += [v["const_cast<size_t*>"](v.sizes)] if self.names else []
         blocks = count_text(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1
-        self.calls.append(Let(tensors, expression(pointers), "void*"))
         call, elsewhere = v.run(name, blocks, tensors, self._threads(node, types), v.pool), self.places.elsewhere(node)
+        if TEAM in text:
+            team = f"team_{len(self.functions) - 1}"
+            self.calls.append(Let(team, v["{}"], "Team"))
+            pointers.append(v[f"&{team}"])
+            call = v.run_team(v[team], name, tensors, v.parallel_for, v.pool)
+        self.calls.append(Let(tensors, expression(pointers), "void*"))
         self.calls.append(call if elsewhere is None else when(elsewhere, call, why="else it is there"))
 
     def _threads(self, node: Node, types: Sequence[Tensor]) -> Expression:

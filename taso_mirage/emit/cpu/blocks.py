@@ -67,6 +67,11 @@ class CppKernelFunction:
     spares: list[CppBuffer] = field(default_factory=list)
     """The memory into which blocks write results that another block gives."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether the kernel has one block."""
+        return traits(self.node).lowering is Lowering.KERNEL and all(n == 1 for n in self.node.attr("grid"))
+
     def function(
         self, name: str, operands: Sequence[Node], types: Sequence[Tensor], strides: Sequence[Shape | None]
     ) -> ProgramFunction:
@@ -85,6 +90,7 @@ class CppKernelFunction:
         whole = static_cast("const size_t*", v.tensors[len(types)])
         sizes = [Let(n, v.sizes[i], "const size_t") for i, n in enumerate(self.sizes)]
         sizes = [Let("sizes", whole, "const size_t*"), *sizes] if sizes else []
+        sizes.append(Let("team", static_cast("Team*", v.tensors[len(types) + bool(self.sizes)]), "const auto"))
         kernel = traits(self.node).lowering is Lowering.KERNEL
         memory = self._sources(dict(zip(operands, given, strict=True)))
         computed = (self._kernel if kernel else self._ordinary)(memory, results)

@@ -107,6 +107,8 @@ class Memory:
     allocated: list[CppBuffer] = field(default_factory=list)
     mutable: set[str] = field(default_factory=set)
     """Buffers that are written more than once."""
+    shared: frozenset[str] = frozenset()
+    """Tensors of which two threads read a half each in every step of a loop (`team.h`)."""
 
     def allocate(self, value: LoopValue, strides: BufferSizes | None = None, hint: str = "b") -> CppBuffer:
         """Memory for a value; `strides` if its axes have another order there."""

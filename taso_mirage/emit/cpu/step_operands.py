@@ -26,6 +26,10 @@ class KernelStages(Protocol):
     memory: Memory
     used: set[str]
 
+    @property
+    def alone(self) -> bool:
+        """Whether the kernel has one block."""
+
     def stage(self, roots: Sequence[Root], kept: Sequence[tuple[LoopValue, CppBuffer]] = ()) -> list[Statement]:
         """The statements that compute some values."""
 

@@ -62,8 +62,10 @@ def step_statements(
             inside.append(at)
             roots.append((values[part], place, False))
     rows = [(x, function.memory.allocate(x, hint="row")) for x in _rows(values)]
+    function.memory.shared = frozenset(x.name for x in operands.others) if function.alone else frozenset()
     inside += function.stage(roots, [*rows, *zip(values[:states], after, strict=True)])
     inside += [v["std::swap"](v[f"old_{a.name}"], v[f"new_{b.name}"]) for a, b in zip(old, new, strict=True)]
+    function.memory.shared = frozenset()
     made.append(For("step", v.numbers(product_factor(operands.count)), tuple(inside)))
     ends = [
         (replaced(old[part], f"old_{old[part].name}"), y, False)
