@@ -81,6 +81,7 @@ class Loop:
         inside = {o for n in self.body.node for o in n.output}
         used = dict.fromkeys(i for n in self.body.node for i in n.input)
         self.captured = [i for i in used if i not in formal | inside and i not in self.constants]
+        self.weights = {w.name: torch.from_numpy(numpy_helper.to_array(w).copy()) for w in model.graph.initializer}
         self.count = 0 if self.scan else ints(self.constants[self.node.input[0]])[0]
 
     def step(self, states: Sequence[Any], elements: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
@@ -104,8 +105,9 @@ class Loop:
 
     def operands(self, feed: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The first states, the sequences, and the tensors that each step reads."""
-        given = [feed[i] for i in self.node.input[self.first :]]
-        return given[: self.states], given[self.states :], [feed[i] for i in self.captured]
+        known = {**self.weights, **feed}
+        given = [known[i] for i in self.node.input[self.first :]]
+        return given[: self.states], given[self.states :], [known[i] for i in self.captured]
 
     def run(self, feed: Mapping[str, Any], step: Step) -> list[Any]:
         """The results of the loop, whose steps are calls of a function."""
