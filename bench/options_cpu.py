@@ -14,11 +14,11 @@ bench/results/options_cpu-cpu2.json after each row (rows of models that are not 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from runtimes_cpu import model_of  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.ir.model import random_inputs  # noqa: E402
-from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io.serialization import serialize  # noqa: E402
 from taso_mirage.targets.onnx_runtime import opened_session, run_of  # noqa: E402
@@ -123,14 +122,7 @@ def main() -> None:
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
     head = {"bench": "options_cpu", "device": runtime.device(), "versions": versions, "threads": options.threads}
     rows = Rows(options.output, {**head, "small": options.small})
-    for name in options.names:
-        try:
-            found = row(name, options)
-        except Exception as error:  # the others are worth having: this one is named in the file as failed
-            found = {"case": name, "failed": f"{type(error).__name__}: {native.first_line(error)}"}
-        print(found, flush=True)
-        rows.keep(found)
-        gc.collect()
+    rows.run(options.names, partial(row, options=options))
 
 
 if __name__ == "__main__":

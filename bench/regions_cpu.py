@@ -18,7 +18,6 @@ stay).
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections import Counter, defaultdict
@@ -167,7 +166,7 @@ def row(name: str, options: argparse.Namespace, known: Rates) -> dict[str, Any]:
     }
 
 
-def show(found: Mapping[str, Any]) -> None:
+def show(found: dict[str, Any]) -> None:
     """A line for each kind; all numbers in milliseconds."""
     print(f"{found['case']}: {', '.join(f'{k} {v / 1e3:.2f}' for k, v in found['whole'].items())} ms")
     for name, times in found["kinds"].items():
@@ -190,15 +189,7 @@ def main() -> None:
     head = {"bench": "regions_cpu", "device": runtime.device(), "versions": versions, "threads": options.threads}
     rows = Rows(options.output, {**head, "small": options.small})
     rows.head["rates"] = {name: float(f"{value:.4g}") for name, value in asdict(known).items()}
-    for name in options.names:
-        try:
-            found = row(name, options, known)
-            show(found)
-        except Exception as error:  # the others are worth having: this one is named in the file as failed
-            found = {"case": name, "failed": f"{type(error).__name__}: {native.first_line(error)}"}
-            print(found, flush=True)
-        rows.keep(found)
-        gc.collect()
+    rows.run(options.names, partial(row, options=options, known=known), show)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,17 @@ setting stay."""
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from taso_mirage.measure import native
+
+
+def show(row: dict[str, Any]) -> None:
+    print(row, flush=True)
 
 
 class Rows:
@@ -28,3 +36,20 @@ class Rows:
         self._rows.pop(row["case"], None)
         self._rows[row["case"]] = row
         self.path.write_text(json.dumps({**self.head, "rows": list(self._rows.values())}, indent=1) + "\n")
+
+    def run(
+        self,
+        names: Iterable[str],
+        row: Callable[[str], dict[str, Any]],
+        show: Callable[[dict[str, Any]], None] = show,
+    ) -> None:
+        """Make, show and keep the row of each name. One that fails is kept with its error, since
+        the others are worth having."""
+        for name in names:
+            try:
+                found = row(name)
+            except Exception as error:
+                found = {"case": name, "failed": f"{type(error).__name__}: {native.first_line(error)}"}
+            (print if "failed" in found else show)(found)
+            self.keep(found)
+            gc.collect()

@@ -13,7 +13,6 @@ are not named stay).
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ from rows import Rows  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
-from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.child import in_child  # noqa: E402
 from taso_mirage.measure.target import CPU, OPENVINO, on_threads, runtimes_beside  # noqa: E402
@@ -114,14 +112,7 @@ def main() -> None:
     versions = {"taso-mirage": __version__, "openvino": there, "onnxruntime": runtime.child_version()}
     asked = {"budget": options.budget, "small": options.small, "threads": options.threads}
     rows = Rows(options.output, {"bench": "runtimes", "device": runtime.device(), "versions": versions, **asked})
-    for name in options.names:
-        try:
-            found = row(name, options)
-        except Exception as error:  # the others are worth having: this one is named in the file as failed
-            found = {"case": name, "failed": f"{type(error).__name__}: {native.first_line(error)}"}
-        print(found, flush=True)
-        rows.keep(found)
-        gc.collect()
+    rows.run(options.names, partial(row, options=options))
 
 
 if __name__ == "__main__":

@@ -368,7 +368,7 @@ def _of_floats(node: Node) -> TemplateInstance:
     rows, tiled = dim_product(node.shape[:-1]), most == TILE_ROWS
     free = isinstance(rows, Symbolic)
     return TemplateInstance(
-        headers=("linear.h", "tile_linear.h") if tiled else ("linear.h",),
+        headers=("linear.h", "matrix_unit.h", "tile_linear.h") if tiled else ("linear.h",),
         name="TileLinear" if tiled else "Linear",
         block=columns,
         sizes=(most if free else rows, *node.args[1].shape, columns, most, parts),

@@ -8,16 +8,7 @@
 
 namespace {
 
-typedef uint32_t bits_t __attribute__((vector_size(LANES * 4)));
 typedef uint16_t halves_t __attribute__((vector_size(LANES * 2)));
-
-template <class To, class From>
-inline To as(const From& from) {
-  To made;
-  static_assert(sizeof made == sizeof from, "the same bits");
-  std::memcpy(&made, &from, sizeof made);
-  return made;
-}
 
 struct Single {
   typedef uint32_t stored;

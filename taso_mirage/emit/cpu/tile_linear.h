@@ -1,35 +1,11 @@
-// A product of many rows in single precision on a processor's matrix unit (AMX), which multiplies numbers of bfloat16 and sums in single precision. A
-// number is three parts of bfloat16, each the rest of those before, rounded: they hold its 24 bits. Of the nine products of parts, six are larger than
-// the rounding of single precision; the others are left out. `digits` makes the parts of a row of x, once a run. Weights lie as those of
-// `Linear`, and a block makes the parts of its strip, of CHUNK steps at a time, in the second cache: from memory they take longer than
-// that. Weights that are numbers of bfloat16 or half precision have one part or two.
-//
-// Parts of small numbers are subnormal, which the unit takes for zero, and those of the largest are infinite. So rows of x whose largest number is not
-// between LEAST and MOST are multiplied by vectors, and so are all rows with such weights, or where a processor or a system has no unit.
+// A product of many rows in single precision on a processor's matrix unit, by parts of numbers. `digits` makes the parts of a row of x, once a run.
+// Weights lie as those of `Linear`, and a block makes the parts of its strip, of CHUNK steps at a time, in the second cache: from memory they take
+// longer than that. Weights that are numbers of bfloat16 or half precision have one part or two. Rows of x with numbers that parts do not hold are
+// multiplied by vectors, and so are all rows with such weights, or where a processor or a system has no unit.
 //
 // The parts of a tile of rows lie step by step, of DEPTH elements: [steps][parts][rows][DEPTH]; those of a strip [steps][parts][2][DEPTH / 2][16][2].
 
-#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
-#define HAS_TILES 1
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#define HAS_TILES 0
-#endif
-
 namespace {
-
-// Whether the system lets this process use the unit.
-inline bool has_tiles() {
-#if HAS_TILES
-  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  static const bool made = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-  return made;
-#else
-  return false;
-#endif
-}
 
 template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM, bool FREE>
 struct TileLinear {
@@ -39,15 +15,8 @@ struct TileLinear {
   static constexpr size_t HELD = (REGISTERS - 2) / Floats::VECTORS - 1, SUB_ROWS = Floats::VECTORS > (REGISTERS - 2) / 2 ? 1 : HELD < 6 ? HELD : 6;
   static constexpr size_t DEPTH = 32, STEPS = (K + DEPTH - 1) / DEPTH, LINE = DEPTH * 2, TILE = 16 * LINE, PAIR = 2 * TILE;
   static constexpr size_t PAIRS = COLUMNS / 32, ROW = MOST_PARTS * STEPS * LINE, CHUNKS = (STEPS + 23) / 24, CHUNK = (STEPS + CHUNKS - 1) / CHUNKS;
-  static constexpr uint32_t LEAST = (127u - 60) << 23, MOST = 254u << 23;
   static_assert(COLUMNS % 32 == 0 && ROWS == 32, "two tiles by two");
 
-  // The part is the upper half of what is left, rounded; the rest is exact.
-  static bits_t part_of(lanes_t& rest) {
-    const bits_t made = (as<bits_t>(rest) + 0x8000) & 0xffff0000;
-    rest -= as<lanes_t>(made);
-    return made;
-  }
   // How many parts the weights need; 0: they are multiplied by vectors.
   static size_t parts_of(const float* w) {
     bits_t largest = {}, second = {}, third = {};
@@ -134,11 +103,6 @@ struct TileLinear {
   }
 
 #if HAS_TILES
-  struct Shapes {
-    uint8_t palette = 1, start = 0, none[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
   template <size_t W>
   static void by_tiles(const uint32_t* w, size_t strip, const Tiles& tiles, size_t begin, size_t end, void** tensors) {
     if (begin == end) return;
@@ -187,11 +151,10 @@ struct TileLinear {
   }
   // Tiles 0 to 3 are sums of the upper and the lower half of the rows, 4 and 5 those of x, 6 and 7 weights.
   static void configure(size_t rows) {
-    Shapes made;
+    TileShapes made;
     const uint8_t upper = static_cast<uint8_t>(rows > 16 ? (rows + 1) / 2 : rows), lower = static_cast<uint8_t>(rows > 16 ? rows / 2 : 1);
-    for (size_t i = 0; i < 8; ++i) made.bytes[i] = LINE, made.rows[i] = i > 5 ? 16 : i < 2 || i == 4 ? upper : lower;
-    asm volatile("" : : "r"(&made) : "memory");  // else g++ may leave out what it does not see read
-    _tile_loadconfig(&made);
+    for (size_t i = 0; i < 8; ++i) made.rows[i] = i > 5 ? 16 : i < 2 || i == 4 ? upper : lower;
+    made.load();
   }
   template <bool BOTH>
   static void load_rows(const char* x, size_t rows) {
