@@ -59,8 +59,8 @@ def sessions_in_turn(numbers: Sequence[int], target: Target, budget: float, seed
 
 
 def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: float, unsure: int = 0) -> list[float]:
-    """Return the seconds of runs by turns; where fewer rounds are `unsure`, the budget may end
-    before."""
+    """Return the seconds of runs in turn. Up to `unsure` rounds follow, whatever the budget, where
+    fewer give no verdict."""
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(runs, target, spins)
     end = time.perf_counter() + budget
