@@ -31,18 +31,22 @@ SELECTIVE = """
 """A recurrence of elements with a state of 8 elements for each channel (Mamba)."""
 
 
+PLAIN = SELECTIVE.replace("e = Exp(A) \n e0 = Neg(e)", "e0 = Identity(A)")
+"""The same with an operand that each step reads as it is."""
+
+
 @cache
-def kernel(channels: int, steps: int = 5) -> tuple[Graph, Graph]:
+def kernel(channels: int, text: str = SELECTIVE) -> tuple[Graph, Graph]:
     """The loop, and its kernel of one block."""
-    graph = loop(parse(SELECTIVE.format(n=channels, t=steps)))
+    graph = loop(parse(text.format(n=channels, t=5)))
     found = recurrence(graph)
     assert found is not None
     return graph, Graph(graph.inputs, found.results(found.kernel(())))
 
 
-@pytest.mark.parametrize("channels", [4, 16, 40])
-def test_the_code_computes_the_loop(channels: int) -> None:
-    graph, made = kernel(channels)
+@pytest.mark.parametrize(("channels", "text"), [(4, SELECTIVE), (16, PLAIN), (40, SELECTIVE)], ids=["4", "plain", "40"])
+def test_the_code_computes_the_loop(channels: int, text: str) -> None:
+    graph, made = kernel(channels, text)
     rng = np.random.default_rng(0)
     given = [(random_array(leaf, rng, {}) / 2).astype(np.float32) for leaf in graph.inputs]
     wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
@@ -59,3 +63,9 @@ def test_a_value_of_all_steps_is_computed_once() -> None:
 def test_the_channels_of_a_state_are_neighbours_where_they_fill_a_vector(channels: int, place: str) -> None:
     source = generate_cpp(kernel(channels)[1])
     assert f"after0{place} = " in source
+
+
+def test_an_operand_of_all_steps_is_copied_into_the_order_of_the_state() -> None:
+    before, after = generate_cpp(kernel(16, PLAIN)[1]).rsplit("static void kernel_0", 1)[1].split("size_t step = 0")
+    assert "[i0 + 16 * i1] = v0" in before
+    assert "[8 * i0 + i1]" not in after.split("std::swap")[0]

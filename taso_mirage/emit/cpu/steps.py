@@ -51,7 +51,8 @@ def step_statements(
     inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
     finders = Finders(lazy, operands.others, usual_size(operands.count))
-    given = [*before, *elements, *operands.others]
+    others = [_in_order(function, x, before, made) for x in operands.others]
+    given = [*before, *elements, *others]
     values: list[LoopValue] = values_of(lazy, lazy.constant, body, given, finders.value)
     made += finders.made
     made += _before(function, values, [*before, *elements])
@@ -85,6 +86,18 @@ def _strides(body: Graph, operands: StepOperands) -> list[BufferSizes]:
         [*operands.buffers[: operands.states], *operands.elements(v.step)[1], *operands.others],
     )
     return [state_strides(values, x.shape) for x in operands.buffers[: operands.states]]
+
+
+def _in_order(function: KernelStages, x: CppBuffer, states: Sequence[CppBuffer], made: list[Statement]) -> CppBuffer:
+    """An operand of all steps in the order of a state of its shape: itself, or a copy, which is made
+    before the first step."""
+    state = next((s for s in states if s.shape == x.shape and not s.dense), None)
+    if state is None:
+        return x
+    copy = function.memory.allocate(x, state.strides, "fixed")
+    function.used.add(copy.name)
+    made += function.stage([(x, copy, False)])
+    return copy
 
 
 def _before(function: KernelStages, values: Sequence[LoopValue], varying: Sequence[CppBuffer]) -> list[Statement]:
