@@ -32,7 +32,7 @@ SELECTIVE = """
 
 
 PLAIN = SELECTIVE.replace("e = Exp(A) \n e0 = Neg(e)", "e0 = Identity(A)")
-"""The same with an operand that each step reads as it is."""
+"""A loop of the same kind, with an operand that each step reads as it is."""
 
 
 @cache

@@ -89,8 +89,8 @@ def _strides(body: Graph, operands: StepOperands) -> list[BufferSizes]:
 
 
 def _in_order(function: KernelStages, x: CppBuffer, states: Sequence[CppBuffer], made: list[Statement]) -> CppBuffer:
-    """An operand of all steps in the order of a state of its shape: itself, or a copy, which is made
-    before the first step."""
+    """Return an operand of all steps in the order of a state of its shape: itself, or a copy, which
+    is made before the first step."""
     state = next((s for s in states if s.shape == x.shape and not s.dense), None)
     if state is None:
         return x
