@@ -47,7 +47,7 @@ class Convolution(ConvolutionGoal):
     slack = 1.0
     """The largest slow-down of the kernel alone, relative to the runtime."""
     large, once, joins, by_values = True, False, False, False
-    together = "convolutions"
+    together = "minimal filtering"
 
     def tiles(self, tile: tuple[int, int]) -> int:
         """The number of tiles of one image."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,11 +21,13 @@ from taso_mirage.errors import IllTyped
 from taso_mirage.forms import pointwise
 from taso_mirage.forms.base.form import CPU_GOALS
 from taso_mirage.forms.pointwise import PIXELS, PointwiseConvolution, pointwise_convolution
+from taso_mirage.forms.winograd import convolution
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.fuse.region_kernels import RegionKernel
 from taso_mirage.regions.fragments import fragments
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
@@ -267,6 +269,18 @@ def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() 
     for n in (2, 3, 2):
         feed = dict(random_inputs(plain, n, {"n": n}))
         np.testing.assert_allclose(ours.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_is_tried_in_a_model_only_if_it_is_clearly_faster_alone() -> None:
+    """The runtime's own convolution changes layouts when it is alone. Kernels by minimal filtering
+    are another set."""
+    made, _ = case((1, 64, 8, 8), 64, "relu")
+    other = convolution(Graph((data := x("x", 1, 8, 8, 8), kernel := x("w", 8, 8, 3, 3)), (conv(data, kernel),)))
+    assert other is not None
+    assert made.together != other.together
+    for seconds, faster in ((0.75, True), (0.9, False)):
+        tried = RegionKernel((), (), {}, cast(Any, None), 1 - seconds, made, seconds)
+        assert tried.faster == faster
 
 
 def cpu_golden() -> Iterator[tuple[str, Graph]]:
