@@ -89,6 +89,11 @@ class Timing:
         return self.verdict is Verdict.FASTER
 
     @property
+    def slower(self) -> bool:
+        """Whether the verdict is that the other model is slower."""
+        return self.verdict is Verdict.SLOWER
+
+    @property
     def as_fast(self) -> bool:
         """Whether the other model is no slower, as far as one can see."""
         return self.faster or (self.verdict is Verdict.UNDECIDED and self.ratio >= AS_FAST)

@@ -66,6 +66,15 @@ def test_a_choice_is_compared_with_its_kernels(optimized: Callable[..., Result])
     assert "elsewhere the model runs its own operators, 1.25 times as fast" in str(found.notes)
 
 
+def test_the_model_without_the_library_has_another_look_where_one_leaves_it_open(
+    optimized: Callable[..., Result],
+) -> None:
+    assert optimized(never, [2.0, 0.98, 1.2]).kernels
+    refused = optimized(clock([1.5]), [2.0, 0.9, 1.2])
+    assert not refused.kernels
+    assert "would be 0.900 times as fast" in str(refused.notes)
+
+
 def test_the_model_without_kernels_runs_in_turn_with_them_where_it_seems_faster(
     optimized: Callable[..., Result],
 ) -> None:
