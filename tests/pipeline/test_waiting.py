@@ -20,6 +20,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import choice, optimize_model, stages
 from taso_mirage.pipeline.fuse import comparisons
 from taso_mirage.report.result import Result
+from taso_mirage.runtime import kernel_functions
 from taso_mirage.search.config import SEARCH
 
 Times = Callable[..., list[list[float]]]
@@ -82,6 +83,21 @@ def test_the_model_without_kernels_runs_in_turn_with_them_where_it_seems_faster(
     assert found.timing is not None
     assert found.timing.ratio == pytest.approx(1.2)
     assert [each.gain for each in found.kernels] == [pytest.approx(1.1)]
+
+
+def test_a_wrong_function_in_the_place_of_a_kernel_is_found(
+    optimized: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs where the kernels' library is not registered."""
+    made = kernel_functions.computation
+
+    def wrong(name: str, graph: Graph, *args: Any) -> Any:
+        return made(name, Graph(graph.inputs, tuple([term("relu", o) for o in graph.outputs])), *args)
+
+    monkeypatch.setattr(kernel_functions, "computation", wrong)
+    found = optimized(clock([1.5]), [2.0, 1.25])
+    assert not found.kernels
+    assert "the check failed with kernels" in str(found.notes)
 
 
 @pytest.mark.parametrize(("trial", "said"), [([1.2, 1.5, 0.9], "1.500 times without them"), ([0.5], "no kernels: ")])

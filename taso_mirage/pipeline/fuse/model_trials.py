@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
@@ -81,10 +82,11 @@ class ModelTrials:
         made = embed(self.kinds.model, [region for kernel in kernels for region in kernel.regions], self.sizes)
         return made if self.kinds.layout is None else self.kinds.layout.without_rest(made)
 
-    def set_first_gain(self, gain: float) -> None:
-        """Set the gain of the first set over the model without kernels: it ran in turn with the
-        original, and the other model was not measured before."""
-        self.placed[0] = replace(self.placed[0], gain=gain)
+    def set_gain(self, gain: float) -> None:
+        """Set the gain of all sets together over the model without kernels, which was not measured
+        before: the first set ran in turn with the original."""
+        others = prod(each.gain for each in self.placed[1:])
+        self.placed[0] = replace(self.placed[0], gain=gain / others)
 
     @property
     def gained(self) -> float:

@@ -271,7 +271,7 @@ class _Stage:
                 gain = timing.ratio / ratio if timing.ratio >= ratio else self._gain_over(there, model)
                 if gain < 1:
                     return result.noted(NOT_FASTER.format(timing.ratio, ratio))
-                self.trials.set_first_gain(gain)
+                self.trials.set_gain(gain)
             self.notes += [elsewhere_note(True, ratio)] if self.config.elsewhere else []
         self.notes += [] if self.trials.backend.batched else where_they_run(self.trials.kept, self.trials.sizes)
         made = replace(
