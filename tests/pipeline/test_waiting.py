@@ -88,7 +88,7 @@ def test_the_model_without_kernels_runs_in_turn_with_them_where_it_seems_faster(
 def test_a_wrong_function_in_the_place_of_a_kernel_is_found(
     optimized: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs where the kernels' library is not registered."""
+    """The function runs where the kernels' library is not registered."""
     made = kernel_functions.computation
 
     def wrong(name: str, graph: Graph, *args: Any) -> Any:
