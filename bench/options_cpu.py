@@ -61,6 +61,8 @@ def without(name: str) -> Callable[[Any], None]:
 OPTIONS: Mapping[str, Callable[[Any], None]] = {
     DEFAULT: lambda options: None,
     "parallel": parallel,
+    "one thread": lambda options: setattr(options, "intra_op_num_threads", 1),
+    "dynamic blocks": entry("session.dynamic_block_base", "4"),
     "no spinning": entry("session.intra_op.allow_spinning", "0"),
     "denormals are zero": entry("session.set_denormal_as_zero", "1"),
     "no arena": without("enable_cpu_mem_arena"),
