@@ -1,5 +1,5 @@
-"""False laws of loops: the models of `bench/recurrent_models.py` beside loops that differ from them in one
-thing, generated from their terms. No induction proves one of them."""
+"""False laws of loops: the models of `bench/recurrent_models.py` beside loops that differ from them
+in one thing, generated from their terms. No induction proves one of them."""
 
 from __future__ import annotations
 
