@@ -22,9 +22,11 @@ from taso_mirage.search.steps import RewriteStep
 
 LEAST = 1 << 16
 """The smallest number of bytes of a weight that is not stored."""
+TRANSPOSES = "transB"
+"""The attribute of operators that transpose their second operand themselves, with which a runtime
+would merge a transposition."""
 PRODUCT = RegionPattern("gemm(x, w, c)")
-"""A term that ONNX Runtime would merge with a transposition of w before it computes the
-transposition."""
+"""A term with such an attribute that has a definition without it."""
 
 
 def made_at_load(model: Model, equations: Iterable[Equation]) -> tuple[Model, list[RewriteStep]]:
@@ -66,11 +68,13 @@ def _moved(model: Model, node: Node, known: Container[Node]) -> Node | None:
 
 
 def _apart(node: Node, rules: Rules) -> RewriteStep | None:
-    """The step from a term to operators that stay apart from a transposition of its weight, which
-    changes nothing in most terms; None where there is none."""
+    """The step from a term to operators that no runtime merges with a transposition of its weight
+    before it computes the transposition. It changes nothing in most terms; None where there is
+    none."""
     names = PRODUCT.match(node)
     if names is None:
-        return None if node.op in ("opaque", "gemm") else RewriteStep((), (node,), (node,))
+        stays = node.op == "opaque" or TRANSPOSES in dict(node.attrs)
+        return None if stays else RewriteStep((), (node,), (node,))
     new = (term("add", term("matmul", names["x"], names["w"]), names["c"]),)
     laws = (each.equation.name for each in rules.applications(node) if each.results == new)
     law = next(laws, None)
