@@ -29,6 +29,7 @@ import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
@@ -42,8 +43,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     model = from_ir(ir.from_proto(proto))
     inputs, sessions = random_inputs(model, 0), [runtime.open_in_child(model, CPU, source=True) for _ in range(2)]
     found: dict[str, Any] = {"case": name}
-    for kind, pause in (("without", 0.0), ("with", runtime.SPINNING)):
-        runtime.SPINNING = pause
+    for kind, pause in (("without", 0.0), ("with", native.SPINNING)):
+        native.SPINNING = pause
         first, second = (np.asarray(t) for t in runtime.interleaved(sessions, inputs, options.seconds))
         found[kind] = compared(first, second)
     return found | {"child": beside(model, inputs, options.seconds)}
@@ -80,7 +81,7 @@ def main() -> None:
     result = {
         "bench": "clocks",
         "device": runtime.device(CPU),
-        "pause": runtime.SPINNING,
+        "pause": native.SPINNING,
         "versions": versions,
         "rows": rows,
     }

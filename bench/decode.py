@@ -215,7 +215,8 @@ def runtimes(
         return Bound(onnxruntime.InferenceSession(source, providers=[(provider, graph)]), options.device, arrays)
 
     def optimized() -> Step:
-        return Bound(taso_mirage.session(ours, trust_kernels=True), options.device, arrays)
+        opened = taso_mirage.session(ours, trust_kernels=True, cuda_graph=bool(graph))
+        return Bound(opened, options.device, arrays)
 
     found: dict[str, Callable[[], Step]] = {ALONE: alone}
     found |= {"ours": optimized} if ours.exists() else {}
@@ -230,7 +231,8 @@ def row(name: str, options: argparse.Namespace, clock: minute.Clock) -> dict[str
     if wrong := minute.built(name, options, options.models, clock):
         return {"case": name, "failed": wrong}
     found: dict[str, Any] = {"case": name}
-    found["ours"] = minute.optimized(name, options.budget, options, options.models, clock)
+    effort = [] if options.effort is None else ["--effort", options.effort]
+    found["ours"] = minute.optimized(name, options.budget, options, options.models, clock, effort)
     asked = [str(Path(__file__).resolve()), "--generate", name, "--budget", str(options.budget)]
     asked += [*minute.common_options(options, options.models), "--modes", *options.modes]
     asked += ["--past", str(options.past), "--tokens", str(options.tokens)]
@@ -249,6 +251,7 @@ def main() -> None:
     parser.add_argument("--past", type=int, default=1024, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens that are generated")
     parser.add_argument("--budget", type=float, default=60.0, help="of our command")
+    parser.add_argument("--effort", help="of our command")
     parser.add_argument("--modes", nargs="*", choices=minute.MODES, default=["max-autotune"], help="of torch.compile")
     parser.add_argument("--seconds", type=float, default=float("inf"), metavar="LIMIT", help="for all")
     parser.add_argument("--models", type=Path, metavar="DIR", help="where models lie, or are put")

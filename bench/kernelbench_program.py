@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from kernelbench_sizes import Sizes, attempts  # noqa: E402
 
 import taso_mirage  # noqa: E402
-from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 from taso_mirage.torch.program import spent  # noqa: E402
 
@@ -192,7 +192,7 @@ def timed(call: Callable[..., Any], inputs: Sequence[Any], flush: Any) -> float:
         flush.fill_(42)
         torch.cuda.synchronize()
     else:
-        time.sleep(runtime.SPINNING)  # the others' threads fall asleep
+        time.sleep(native.SPINNING)  # the others' threads fall asleep
         call(*inputs)  # and its own wake up
     start = time.perf_counter()
     call(*inputs)

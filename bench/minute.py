@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,10 +221,22 @@ def built(name: str, options: argparse.Namespace, folder: Path, clock: Clock) ->
     return "" if done.returncode == 0 else _last_line(done)
 
 
-def optimized(name: str, budget: float, options: argparse.Namespace, folder: Path, clock: Clock) -> dict[str, Any]:
-    """The result of a user's command: its wall seconds, and its own report."""
+def optimized(
+    name: str, budget: float, options: argparse.Namespace, folder: Path, clock: Clock, more: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The result of a user's command, with `more` arguments: its wall seconds, and its own report."""
     output = result_path(folder, name, budget)
-    asked = ["-m", "taso_mirage.cli", "optimize", source_path(name, options), "-o", output, "--target", options.device]
+    asked = [
+        "-m",
+        "taso_mirage.cli",
+        "optimize",
+        source_path(name, options),
+        "-o",
+        output,
+        "--target",
+        options.device,
+        *more,
+    ]
     start = time.monotonic()
     done = process(
         [*map(str, [*asked, "--budget", budget, "--json"])], clock.within(COMMAND[0] * budget + COMMAND[1]), folder

@@ -1,13 +1,17 @@
 """Recurrences written as a loop beside ONNX Runtime on the same file, at several lengths.
 
     python bench/recurrent.py [NAME ...] [--lengths 1 64 1024] [--budget 60] [--without-torch]
+        [--device cuda] [--workers 1] [-o FILE]
 
-The models are the loops of recurrent layers as exporters write them, with their projections where
-the layer has them in its loop, and with their weights in the file. Each is optimized with a
-certificate, which the checker follows, and both files run in turn on two threads. Prints a table
-and writes bench/results/recurrent-cpu2.json; rows that are not named stay. Where ONNX Runtime has
-an operator for the recurrence (LinearAttention), a model of that operator runs too. PyTorch runs
-the loop in Python, eager and with a step by torch.compile (`recurrent_torch.py`)."""
+The models (`recurrent_models.py`) are the loops of recurrent layers as exporters write them, with
+their weights in the file. Each is optimized with a certificate, which the checker follows, and both
+files run in turn, on a CPU on two threads. Prints a table and writes
+bench/results/recurrent-DEVICE.json; rows that are not named stay. Where ONNX Runtime has an
+operator for the recurrence (LinearAttention), a model of that operator runs too. PyTorch runs the
+loop in Python, eager and with a step by torch.compile (`recurrent_torch.py`), on a GPU also with
+all compiled steps in one CUDA graph. With several workers so many models are optimized at once and
+timed after that, so that nothing runs beside the measurements; then other searches run beside each
+search."""
 
 from __future__ import annotations
 
@@ -16,231 +20,52 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from recurrent_models import MODELS, RULES, agree, inputs, own_operator, with_weights  # noqa: E402
 from rows import Rows  # noqa: E402
 
 import taso_mirage  # noqa: E402
 from taso_mirage.certificates.follow import follow  # noqa: E402
 from taso_mirage.certificates.judge import CaseJudge  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.target import target  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
 
 LENGTHS = (1, 64, 1024)
-HEADS, KEYS, VALUES, WIDTH, HIDDEN = 16, 128, 128, 512, 256
-"""Heads of attention with their sizes, the channels of a gated recurrence, and of a cell."""
 SECONDS = 2.0
 """Seconds for the runs of a file."""
-HEADER = '<ir_version: 9, opset_import: ["" : 17]>'
-ATTENTION = """
-    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] Q, float[{t}, 1, {h}, {k}] K, float[{t}, 1, {h}, {v}] V,
-       float[{t}, 1, {h}] G, float[{t}, 1, {h}] B) => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
-        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
-        S, O = Scan<num_scan_inputs = 5, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] q, float[1, {h}, {k}] k,
-                float[1, {h}, {v}] v, float[1, {h}] g, float[1, {h}] b) => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
-            {decay}
-            k1 = Unsqueeze(k, m2) \n k2 = Unsqueeze(k, m1)
-            {update}
-            u = Mul(k2, e) \n s2 = Add(s1, u)
-            q1 = Unsqueeze(q, m2) \n o1 = MatMul(q1, s2) \n o = Squeeze(o1, m2)
-        }}>(S0, Q, K, V, G, B)
-    }}
-"""
-DECAY = "d = Exp(g) \n d1 = Unsqueeze(d, m1) \n d2 = Unsqueeze(d1, m1) \n s1 = Mul(s, d2)"
-STAYS = "s1 = Identity(s)"
-DELTA = """kv1 = MatMul(k1, s1) \n kv = Squeeze(kv1, m2) \n e0 = Sub(v, kv)
-            b1 = Unsqueeze(b, m1) \n e1 = Mul(e0, b1) \n e = Unsqueeze(e1, m2)"""
-ADDS = "e = Unsqueeze(v, m2)"
-GATED = """
-    g (float[1, {n}] h0, float[{t}, 1, {n}] X, float[{n}, {n}] W, float[{n}, {n}] Z) => (float[1, {n}] h, float[{t}, 1, {n}] Y) {{
-        one = Constant<value = float {{1}}>()
-        h, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] x) => (float[1, {n}] s2, float[1, {n}] y) {{
-            c = MatMul(x, W) \n p = MatMul(x, Z) \n i = Sigmoid(p) \n f = Sub(one, i)
-            a = Mul(f, s) \n b = Mul(i, c) \n s2 = Add(a, b) \n y = Identity(s2)
-        }}>(h0, X)
-    }}
-"""
-SELECTIVE = """
-    g (float[{n}, 16] h0, float[{t}, {n}] X, float[{t}, {n}] D, float[{t}, 16] B, float[{t}, 16] C, float[{n}, 16] A)
-            => (float[{n}, 16] h, float[{t}, {n}] Y) {{
-        m1 = Constant<value = int64[1] {{-1}}>() \n m0 = Constant<value = int64[1] {{0}}>()
-        h, Y = Scan<num_scan_inputs = 4, body = step (float[{n}, 16] s, float[{n}] x, float[{n}] d, float[16] b, float[16] c)
-                => (float[{n}, 16] s2, float[{n}] y) {{
-            d0 = Softplus(d) \n d1 = Unsqueeze(d0, m1) \n e = Exp(A) \n e0 = Neg(e) \n e1 = Mul(d1, e0) \n a = Exp(e1)
-            p = Mul(a, s) \n x0 = Mul(d0, x) \n x1 = Unsqueeze(x0, m1) \n b1 = Unsqueeze(b, m0) \n u = Mul(x1, b1)
-            s2 = Add(p, u) \n c1 = Unsqueeze(c, m1) \n o = MatMul(s2, c1) \n y = Squeeze(o, m1)
-        }}>(h0, X, D, B, C)
-    }}
-"""
-LSTM = """
-    g (float[1, {n}] h0, float[1, {n}] c0, float[{t}, 1, {n}] X, float[{n}, {m}] W, float[{n}, {m}] R, float[{m}] b)
-            => (float[1, {n}] h, float[1, {n}] c, float[{t}, 1, {n}] Y) {{
-        h, c, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] r, float[1, {n}] x)
-                => (float[1, {n}] s2, float[1, {n}] r2, float[1, {n}] y) {{
-            p = MatMul(x, W) \n q = MatMul(s, R) \n a0 = Add(p, q) \n a = Add(a0, b)
-            i0, f0, g0, o0 = Split<axis = 1>(a)
-            i = Sigmoid(i0) \n f = Sigmoid(f0) \n g = Tanh(g0) \n o = Sigmoid(o0)
-            u = Mul(f, r) \n w = Mul(i, g) \n r2 = Add(u, w) \n z = Tanh(r2) \n s2 = Mul(o, z) \n y = Identity(s2)
-        }}>(h0, c0, X)
-    }}
-"""
-GRU = """
-    g (float[1, {n}] h0, float[{t}, 1, {n}] X, float[{n}, {l}] W, float[{n}, {l}] R) => (float[1, {n}] h, float[{t}, 1, {n}] Y) {{
-        one = Constant<value = float {{1}}>()
-        h, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] x) => (float[1, {n}] s2, float[1, {n}] y) {{
-            p = MatMul(x, W) \n q = MatMul(s, R) \n p0, p1, p2 = Split<axis = 1>(p) \n q0, q1, q2 = Split<axis = 1>(q)
-            z0 = Add(p0, q0) \n z = Sigmoid(z0) \n r0 = Add(p1, q1) \n r = Sigmoid(r0)
-            n0 = Mul(r, q2) \n n1 = Add(p2, n0) \n c = Tanh(n1)
-            f = Sub(one, z) \n a = Mul(f, c) \n b = Mul(z, s) \n s2 = Add(a, b) \n y = Identity(s2)
-        }}>(h0, X)
-    }}
-"""
-GENERAL = """
-    g (float[1, {h}, {k}, {v}] S0, float[{t}, 1, {h}, {k}] R, float[{t}, 1, {h}, {k}] D, float[{t}, 1, {h}, {k}] K,
-       float[{t}, 1, {h}, {v}] V, float[{t}, 1, {h}, {k}] A, float[{t}, 1, {h}, {k}] B)
-            => (float[1, {h}, {k}, {v}] S, float[{t}, 1, {h}, {v}] O) {{
-        m1 = Constant<value = int64[1] {{-1}}>() \n m2 = Constant<value = int64[1] {{-2}}>()
-        S, O = Scan<num_scan_inputs = 6, body = step (float[1, {h}, {k}, {v}] s, float[1, {h}, {k}] r, float[1, {h}, {k}] d,
-                float[1, {h}, {k}] k, float[1, {h}, {v}] v, float[1, {h}, {k}] a, float[1, {h}, {k}] b)
-                => (float[1, {h}, {k}, {v}] s2, float[1, {h}, {v}] o) {{
-            d0 = Sigmoid(d) \n d1 = Unsqueeze(d0, m1) \n s1 = Mul(s, d1)
-            a1 = Unsqueeze(a, m2) \n sa = MatMul(a1, s) \n b1 = Unsqueeze(b, m1) \n p = Mul(b1, sa) \n s3 = Sub(s1, p)
-            k1 = Unsqueeze(k, m1) \n v1 = Unsqueeze(v, m2) \n u = Mul(k1, v1) \n s2 = Add(s3, u)
-            r1 = Unsqueeze(r, m2) \n o1 = MatMul(r1, s2) \n o = Squeeze(o1, m2)
-        }}>(S0, R, D, K, V, A, B)
-    }}
-"""
-DUAL = """
-    g (float[1, {h}, {v}, {k}] S0, float[{t}, 1, {h}, {v}] X, float[{t}, 1, {h}] T, float[{t}, 1, {k}] B, float[{t}, 1, {k}] C,
-       float[{h}] A, float[{h}] D) => (float[1, {h}, {v}, {k}] S, float[{t}, 1, {h}, {v}] Y) {{
-        m1 = Constant<value = int64[1] {{-1}}>()
-        n12 = Constant<value = int64[2] {{1, 2}}>() \n n13 = Constant<value = int64[2] {{1, 3}}>()
-        S, Y = Scan<num_scan_inputs = 4, body = step (float[1, {h}, {v}, {k}] s, float[1, {h}, {v}] x, float[1, {h}] t, float[1, {k}] b,
-                float[1, {k}] c) => (float[1, {h}, {v}, {k}] s2, float[1, {h}, {v}] y) {{
-            t0 = Softplus(t) \n e = Exp(A) \n e0 = Neg(e) \n e1 = Mul(t0, e0) \n a = Exp(e1)
-            a1 = Unsqueeze(a, m1) \n a2 = Unsqueeze(a1, m1) \n p = Mul(s, a2) \n t1 = Unsqueeze(t0, m1)
-            x0 = Mul(t1, x) \n x1 = Unsqueeze(x0, m1) \n b1 = Unsqueeze(b, n12) \n u = Mul(x1, b1)
-            s2 = Add(p, u) \n c1 = Unsqueeze(c, n13) \n o = MatMul(s2, c1) \n o1 = Squeeze(o, m1) \n d = Unsqueeze(D, m1) \n x2 = Mul(x, d)
-            y = Add(o1, x2)
-        }}>(S0, X, T, B, C)
-    }}
-"""
-STREAMED = """
-    g (float[1, {n}, 8] b0, float[{t}, 1, {n}] X, float[{n}, 9] W, float[{n}, {n}] P) => (float[1, {n}, 8] b, float[{t}, 1, {n}] Y) {{
-        m1 = Constant<value = int64[1] {{-1}}>() \n one = Constant<value = int64[1] {{1}}>() \n nine = Constant<value = int64[1] {{9}}>()
-        two = Constant<value = int64[1] {{2}}>()
-        b, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}, 8] s, float[1, {n}] x) => (float[1, {n}, 8] s2, float[1, {n}] y) {{
-            x1 = Unsqueeze(x, m1) \n w = Concat<axis = 2>(s, x1) \n s2 = Slice(w, one, nine, two)
-            p = Mul(w, W) \n c = ReduceSum<keepdims = 0>(p, two) \n r = Relu(c) \n q = MatMul(r, P) \n y = Add(x, q)
-        }}>(b0, X)
-    }}
-"""
-VOICE = """
-    g (float[1, {n}] h0, float[1, {n}] c0, float[{t}, 1, {k}] X, float[{k}, {n}] F, float[{n}, {m}] W, float[{n}, {m}] R,
-       float[{m}] b, float[{n}, 1] O) => (float[1, {n}] h, float[1, {n}] c, float[{t}, 1, 1] Y) {{
-        h, c, Y = Scan<num_scan_inputs = 1, body = step (float[1, {n}] s, float[1, {n}] r, float[1, {k}] x)
-                => (float[1, {n}] s2, float[1, {n}] r2, float[1, 1] y) {{
-            e0 = MatMul(x, F) \n e = Relu(e0) \n p = MatMul(e, W) \n q = MatMul(s, R) \n a0 = Add(p, q) \n a = Add(a0, b)
-            i0, f0, g0, o0 = Split<axis = 1>(a)
-            i = Sigmoid(i0) \n f = Sigmoid(f0) \n g = Tanh(g0) \n o = Sigmoid(o0)
-            u = Mul(f, r) \n w = Mul(i, g) \n r2 = Add(u, w) \n z = Tanh(r2) \n s2 = Mul(o, z)
-            v0 = Relu(s2) \n v = MatMul(v0, O) \n y = Sigmoid(v)
-        }}>(h0, c0, X)
-    }}
-"""
-GREEDY = """
-    g (float[1, {n}] h0, int64[1] w0, float[{w}, {n}] E, float[{n}, {n}] W, float[{n}, {n}] R, float[{n}, {w}] O)
-            => (float[1, {n}] h, int64[1] w, int64[{t}, 1] Y) {{
-        trips = Constant<value = int64 {{{t}}}>() \n yes = Constant<value = bool {{1}}>()
-        h, w, Y = Loop(trips, yes, h0, w0) <body = step (int64 i, bool c, float[1, {n}] s, int64[1] k)
-                => (bool c2, float[1, {n}] s2, int64[1] k2, int64[1] y) {{
-            c2 = Identity(c) \n x = Gather(E, k) \n p = MatMul(x, W) \n q = MatMul(s, R) \n a = Add(p, q) \n s2 = Tanh(a)
-            l = MatMul(s2, O) \n k2 = ArgMax<axis = 1, keepdims = 0>(l) \n y = Identity(k2)
-        }}>
-    }}
-"""
 
 
-def attention(decay: str, update: str) -> Callable[[int], str]:
-    """Attention whose state is a matrix for each head."""
-    return lambda t: ATTENTION.format(t=t, h=HEADS, k=KEYS, v=VALUES, decay=decay, update=update)
-
-
-MODELS: dict[str, Callable[[int], str]] = {
-    "gated delta rule": attention(DECAY, DELTA),
-    "delta rule": attention(STAYS, DELTA),
-    "gated linear attention": attention(DECAY, ADDS),
-    "linear attention": attention(STAYS, ADDS),
-    "minGRU": lambda t: GATED.format(t=t, n=WIDTH),
-    "selective scan": lambda t: SELECTIVE.format(t=t, n=2 * WIDTH),
-    "LSTM": lambda t: LSTM.format(t=t, n=HIDDEN, m=4 * HIDDEN),
-    "GRU": lambda t: GRU.format(t=t, n=HIDDEN, l=3 * HIDDEN),
-    "RWKV-7": lambda t: GENERAL.format(t=t, h=HEADS, k=KEYS // 2, v=VALUES // 2),
-    "Mamba-2": lambda t: DUAL.format(t=t, h=HEADS, k=KEYS, v=VALUES // 2),
-    "streamed convolution": lambda t: STREAMED.format(t=t, n=WIDTH),
-    "voice activity": lambda t: VOICE.format(t=t, n=HIDDEN // 2, m=2 * HIDDEN, k=HIDDEN),
-    "greedy decoder": lambda t: GREEDY.format(t=t, n=HIDDEN, w=8 * WIDTH),
-}
-RULES = {
-    "gated delta rule": "gated_delta",
-    "delta rule": "delta",
-    "gated linear attention": "gated",
-    "linear attention": "linear",
-}
-"""The rules of ONNX Runtime's LinearAttention."""
-
-
-def with_weights(name: str, t: int) -> onnx.ModelProto:
-    """A model whose operands besides sequences and first states are initializers: what the length
-    does not change, and whose name has no 0 at its end."""
-    model, other = (onnx.parser.parse_model(f"{HEADER}\n{MODELS[name](n)}") for n in (t, t + 1))
-    same = {each.name for each, own in zip(model.graph.input, other.graph.input, strict=True) if each == own}
-    arrays = {n: a for n, a in inputs(model).items() if n in same and not n.endswith("0")}
-    for each in [each for each in model.graph.input if each.name in arrays]:
-        model.graph.input.remove(each)
-        model.graph.initializer.append(numpy_helper.from_array(arrays[each.name], each.name))
-    return model
-
-
-def inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Rows of length 1, decays below 1."""
-    rng, found = np.random.default_rng(0), {}
-    for each in model.graph.input:
-        shape = [d.dim_value for d in each.type.tensor_type.shape.dim]
-        array = rng.normal(size=shape) / shape[-1] ** 0.5
-        dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
-        found[each.name] = (-np.abs(array) if each.name == "G" else array).astype(dtype)
-    return found
-
-
-def own_operator(rule: str, t: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model of ONNX Runtime's operator for a rule, and inputs for it."""
-    shapes = {"q": KEYS, "k": KEYS, "v": VALUES, "s": 0, "g": 1, "b": 1}
-    used = [n for n in shapes if not (n == "g" and "gated" not in rule) and not (n == "b" and "delta" not in rule)]
-    types = {n: (1, t, HEADS * shapes[n]) if shapes[n] else (1, HEADS, KEYS, VALUES) for n in used}
-    names = [n if n in used else "" for n in shapes]
-    while not names[-1]:
-        names.pop()
-    attrs = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "update_rule": rule, "scale": 1.0}
-    node = helper.make_node("LinearAttention", names, ["y", "z"], domain="com.microsoft", **attrs)
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in types.items()]
-    made = [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, t, HEADS * VALUES)),
-        helper.make_tensor_value_info("z", TensorProto.FLOAT, (1, HEADS, KEYS, VALUES)),
-    ]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    rng = np.random.default_rng(0)
-    feed = {n: (rng.normal(size=s) / s[-1] ** 0.5).astype(np.float32) for n, s in types.items()}
-    return helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=opsets, ir_version=9), feed
+def optimized(name: str, t: int, budget: float, device: str, folder: Path) -> dict[str, Any]:
+    """The account of one model at one length, whose files before.onnx and after.onnx are
+    written."""
+    before, after, said = (folder / each for each in ("before.onnx", "after.onnx", "steps.json"))
+    onnx.save(with_weights(name, t), before)
+    start = time.perf_counter()
+    asked = {"output": after, "certificate": said, "budget": budget, "target": device}
+    _, result = taso_mirage.optimize(before, return_result=True, **asked)
+    took = time.perf_counter() - start
+    followed = follow(load(before), load(after), json.loads(said.read_text()), CaseJudge())
+    return {
+        "kernels": len(result.kernels),
+        "equalities": sum(followed.equalities.values()),
+        "by_the_prover_alone": len(followed.alone),
+        "seconds": took,
+    }
 
 
 def best(session: Any, feed: dict[str, np.ndarray]) -> float:
@@ -269,43 +94,62 @@ def in_torch(model: onnx.ModelProto, feed: dict[str, np.ndarray], wanted: list[n
     found: dict[str, Any] = {"torch": torch.__version__}
     for name, compiled in (("eager", False), ("compiled", True)):
         there = Runs(model, feed, compiled)
-        for a, b in zip(wanted, there.run(None, feed), strict=True):
-            np.testing.assert_allclose(a, b, 1e-3, 1e-4)
+        agree(wanted, there.run(None, feed))
         found[name] = best(there, feed)
     return found
 
 
-def row(name: str, t: int, budget: float, folder: Path, with_torch: bool) -> dict[str, Any]:
-    """The times of one model at one length."""
-    before, after, said = (folder / each for each in ("before.onnx", "after.onnx", "steps.json"))
-    model = with_weights(name, t)
-    onnx.save(model, before)
-    start = time.perf_counter()
-    _, result = taso_mirage.optimize(before, output=after, certificate=said, budget=budget, return_result=True)
-    took = time.perf_counter() - start
-    followed = follow(load(before), load(after), json.loads(said.read_text()), CaseJudge())
+def timed(name: str, t: int, folder: Path, with_torch: bool) -> dict[str, Any]:
+    """The times on a CPU of one model at one length."""
+    before, after = folder / "before.onnx", folder / "after.onnx"
+    model = onnx.load(before)
     feed = inputs(model)
     original = onnxruntime.InferenceSession(str(before), threads())
     ours = taso_mirage.session(after, trust_kernels=True, options=threads())
-    for a, b in zip(original.run(None, feed), ours.run(None, feed), strict=True):
-        np.testing.assert_allclose(a, b, 1e-3, 1e-4)
-    seconds = best(original, feed), best(ours, feed)
-    found = {
-        "length": t,
-        "original": seconds[0],
-        "ours": seconds[1],
-        "ratio": seconds[0] / seconds[1],
-        "kernels": len(result.kernels),
-        "equalities": sum(followed.equalities.values()),
-        "by_the_prover_alone": len(followed.alone),
-        "seconds": took,
-    }
+    wanted = original.run(None, feed)
+    agree(wanted, ours.run(None, feed))
+    found: dict[str, Any] = {"original": best(original, feed), "ours": best(ours, feed)}
     if with_torch:
-        found |= in_torch(model, feed, original.run(None, feed))
+        found |= in_torch(model, feed, wanted)
     if name in RULES:
         own, given = own_operator(RULES[name], t)
         found["operator"] = best(onnxruntime.InferenceSession(own.SerializeToString(), threads()), given)
     return found
+
+
+Made = tuple[str, int, dict[str, Any] | Exception]
+"""A model, its length, and its account or why there is none."""
+
+
+def made(given: argparse.Namespace, folder: Path) -> Iterator[list[Made]]:
+    """All models, as many at a time as there are workers."""
+    cases = [*product(given.names or MODELS, given.lengths)]
+    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
+        for start in range(0, len(cases), given.workers):
+            some, jobs = cases[start : start + given.workers], []
+            for name, t in some:
+                own = folder / f"{name} {t}"
+                own.mkdir()
+                jobs.append(pool.submit(optimized, name, t, given.budget, given.device, own))
+            yield [(name, t, job.exception() or job.result()) for (name, t), job in zip(some, jobs, strict=True)]
+
+
+def row(name: str, t: int, account: dict[str, Any], folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """The times of one model at one length, with its account."""
+    if given.device == "cuda":
+        import recurrent_cuda
+
+        found = recurrent_cuda.timed(name, t, folder, not given.without_torch)
+    else:
+        found = timed(name, t, folder, not given.without_torch)
+    return {"length": t, **found, "ratio": found["original"] / found["ours"], **account}
+
+
+def show(found: dict[str, Any]) -> None:
+    before, after = (1e3 * found[each] for each in ("original", "ours"))
+    own = f", LinearAttention {1e3 * found['operator']:.3g} ms" if "operator" in found else ""
+    own += "".join(f", torch {k} {1e3 * found[k]:.3g} ms" for k in ("eager", "compiled", "captured") if k in found)
+    print(f"{found['case']}: {before:.3g} to {after:.3g} ms, {found['ratio']:.2f} times{own}", flush=True)
 
 
 def main() -> None:
@@ -314,18 +158,27 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--without-torch", action="store_true", help="no columns of PyTorch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="models that are optimized at once")
+    parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    head = {"benchmark": "recurrent", "device": "cpu2", "versions": {"onnxruntime": onnxruntime.__version__}}
-    rows = Rows(ROOT / "bench" / "results" / "recurrent-cpu2.json", head)
-    for name in given.names or MODELS:
-        for t in given.lengths:
-            with tempfile.TemporaryDirectory() as folder:
-                made = row(name, t, given.budget, Path(folder), not given.without_torch)
-            rows.keep({"case": f"{name} {t}", "model": name, **made})
-            own = f", LinearAttention {1e3 * made['operator']:.3g} ms" if "operator" in made else ""
-            own += "".join(f", torch {k} {1e3 * made[k]:.3g} ms" for k in ("eager", "compiled") if k in made)
-            before, after = (1e3 * made[each] for each in ("original", "ours"))
-            print(f"{name} {t}: {before:.3g} to {after:.3g} ms, {made['ratio']:.2f} times{own}", flush=True)
+    device = runtime.device(target(given.device))
+    short = "cpu2" if given.device == "cpu" else device.split()[1] if " " in device else device
+    head = {"benchmark": "recurrent", "device": short, "versions": {"onnxruntime": onnxruntime.__version__}}
+    rows = Rows(given.output or ROOT / "bench" / "results" / f"recurrent-{short}.json", head)
+    with tempfile.TemporaryDirectory() as folder:
+        for some in made(given, Path(folder)):
+            for name, t, account in some:
+                case = {"case": f"{name} {t}", "model": name}
+                try:
+                    if isinstance(account, Exception):
+                        raise account
+                    found = case | row(name, t, account, Path(folder) / case["case"], given)
+                except Exception as error:  # the others are worth having
+                    print(f"{case['case']}: {type(error).__name__}: {native.first_line(error)}", flush=True)
+                    continue
+                rows.keep(found)
+                show(found)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,25 @@ from typing import Any
 import numpy as np
 
 OWN = "LinearAttention of onnxruntime, ms"
-HEADS = ("loop", "steps", "onnxruntime, ms", "ours, ms", "ratio", OWN, "PyTorch, ms", "its step compiled, ms")
-TIMES = ("original", "ours", "operator", "eager", "compiled")
+HEADS = ("loop", "steps", "onnxruntime, ms", "ours, ms", "ratio")
+PEERS = {
+    "operator": OWN,
+    "eager": "PyTorch, ms",
+    "compiled": "its step compiled, ms",
+    "captured": "compiled steps in one CUDA graph, ms",
+}
 
 
 def recurrent(found: dict[str, Any]) -> list[str]:
     """Milliseconds by model and length, of ONNX Runtime on the loop, of ours, of ONNX Runtime's own
-    operator, and of PyTorch; geometric means of the ratios by length."""
-    lines = [f"| {' | '.join(HEADS)} |", f"|---|{'---:|' * (len(HEADS) - 1)}"]
+    operator, and of PyTorch, where some row has them; geometric means of the ratios by length."""
+    peers = [key for key in PEERS if any(key in row for row in found["rows"])]
+    heads = [*HEADS, *(PEERS[key] for key in peers)]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     ratios: dict[int, list[float]] = defaultdict(list)
     for row in found["rows"]:
         ratios[row["length"]].append(row["ratio"])
-        before, after, *others = (f"{1e3 * row[k]:.3g}" if k in row else "" for k in TIMES)
+        before, after, *others = (f"{1e3 * row[k]:.3g}" if k in row else "" for k in ("original", "ours", *peers))
         cells = [row["model"], row["length"], before, after, f"{row['ratio']:.2f}", *others]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     means = [f"{np.exp(np.mean(np.log(some))):.2f} at {t} steps ({len(some)})" for t, some in sorted(ratios.items())]

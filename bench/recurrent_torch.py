@@ -67,11 +67,13 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 class Loop:
     """The only loop of a model."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, device: str = "cpu") -> None:
         nodes = model.graph.node
         (self.node,) = [n for n in nodes if n.op_type in ("Scan", "Loop")]
         constants = {n.output[0]: numpy_helper.to_array(n.attribute[0].t) for n in nodes if n.op_type == "Constant"}
-        self.constants = {k: torch.tensor(v) if v.dtype == np.float32 else v for k, v in constants.items()}
+        self.constants = {
+            k: torch.tensor(v, device=device) if v.dtype == np.float32 else v for k, v in constants.items()
+        }
         attrs = {a.name: helper.get_attribute_value(a) for a in self.node.attribute}
         self.body: onnx.GraphProto = attrs["body"]
         self.scan = self.node.op_type == "Scan"
@@ -81,7 +83,8 @@ class Loop:
         inside = {o for n in self.body.node for o in n.output}
         used = dict.fromkeys(i for n in self.body.node for i in n.input)
         self.captured = [i for i in used if i not in formal | inside and i not in self.constants]
-        self.weights = {w.name: torch.from_numpy(numpy_helper.to_array(w).copy()) for w in model.graph.initializer}
+        arrays = {w.name: numpy_helper.to_array(w).copy() for w in model.graph.initializer}
+        self.weights = {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
         self.count = 0 if self.scan else ints(self.constants[self.node.input[0]])[0]
 
     def step(self, states: Sequence[Any], elements: Sequence[Any], captured: Sequence[Any]) -> tuple[Any, ...]:
@@ -123,14 +126,24 @@ class Loop:
 class Runs:
     """A loop in PyTorch with the interface of a session."""
 
-    def __init__(self, model: onnx.ModelProto, feed: Mapping[str, np.ndarray], compiled: bool) -> None:
-        self.loop = Loop(model)
-        states, sequences, captured = self.loop.operands({k: torch.from_numpy(x) for k, x in feed.items()})
+    def __init__(
+        self, model: onnx.ModelProto, feed: Mapping[str, np.ndarray], compiled: bool, device: str = "cpu"
+    ) -> None:
+        self.device = device
+        self.loop = Loop(model, device)
+        states, sequences, captured = self.loop.operands(self.moved(feed))
         with torch.inference_mode():
             step = make_fx(lambda *given: self.loop.step(*given))(states, [x[0] for x in sequences], captured)
         self.step: Step = torch.compile(step, dynamic=False) if compiled else step
 
+    def moved(self, feed: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Inputs on the device."""
+        return {name: torch.from_numpy(x).to(self.device) for name, x in feed.items()}
+
     @torch.inference_mode()
+    def results(self, given: Mapping[str, torch.Tensor]) -> list[Any]:
+        """The results for inputs on the device."""
+        return self.loop.run(given, self.step)
+
     def run(self, _: None, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        found = self.loop.run({name: torch.from_numpy(x) for name, x in feed.items()}, self.step)
-        return [each.numpy() for each in found]
+        return [each.cpu().numpy() for each in self.results(self.moved(feed))]

@@ -380,6 +380,7 @@ TABLES = {
     "kernelbench-cpu2": kernelbench,
     "judging-cpu2": judging,
     "recurrent-cpu2": recurrent,
+    "recurrent-H200": recurrent,
     "decode-cpu2": decode,
     "decode-H200": decode,
     "graphnet-cpu2-quick": graphnet,

@@ -252,7 +252,7 @@ def measured(
         start = time.perf_counter()
         call(*inputs)
         took[whose] = round(time.perf_counter() - start, 1)
-    pause = runtime.SPINNING if options.device == "cpu" else 0.0
+    pause = native.SPINNING if options.device == "cpu" else 0.0
     times = interleaved([timed(call, inputs, options.device) for call in calls.values()], options.seconds, pause)
     ways = [way.by for graph in backend.graphs for way in graph.ways]
     seconds, differences = at_sizes(calls[OURS], calls[EAGER], (inputs, *others))

@@ -47,8 +47,8 @@ def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
     `return_result` the result is a pair: the module, and a tuple with a `Result` for each graph
     that PyTorch captured.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)  # none while a thread imports torch
+    if module is None or not isinstance(model, module):
         if example_inputs is not None:
             raise InvalidOption("example_inputs are for a torch.nn.Module; an ONNX model takes inputs=[...]")
         return api.optimize(model, **options)

@@ -76,7 +76,7 @@ def quiet_sessions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "open_session", quiet.open_session)
         patch.setattr(native, "cores_got", quiet.cores_got)
-        patch.setattr(session, "SPINNING", 0.0)
+        patch.setattr(native, "SPINNING", 0.0)
         patch.setattr(session, "MOST", 2 * session.ROUNDS)
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,12 +89,22 @@ def warmed(job: Mapping[str, Any]) -> bool:
             for i, (shape, tile) in enumerate(maps):
                 types[i] = module.tiles(module.triton.MockTensor(types[i]), shape, tile)
             try:  # a grid is no part of the compiled code
-                getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
+                made = getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
                 if not is_triton(error):
                     raise
                 return False
+            with suppress(Exception):  # a launch reports it
+                _build_launcher(made)
     return True
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Compile the C code that launches a kernel into Triton's cache; a first launch would do it,
+    which takes some tenths of a second."""
+    from triton.runtime import driver
+
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def is_triton(error: Exception) -> bool:

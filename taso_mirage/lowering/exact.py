@@ -119,7 +119,8 @@ def _nearest(x: Any) -> Any:
 def _exact(tensor: Any, node: Node) -> Any:
     if is_stored(node.dtype):
         return tensor.float().cpu().numpy().astype(numpy_dtype(node.dtype))
-    return EXACT.load((tensor.double() if is_float(node.dtype) else tensor).cpu().numpy())
+    here = tensor.cpu()
+    return here.double().numpy() if is_float(node.dtype) else EXACT.load(here.numpy())
 
 
 def _there(value: Any, like: Any) -> Any:

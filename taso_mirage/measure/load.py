@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from taso_mirage.errors import OutOfTime
-from taso_mirage.measure import native, session
+from taso_mirage.measure import native
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.target import Target
 
@@ -64,7 +64,7 @@ def observed_load(fresh: float = 0.0) -> Load:
 
 
 def _looked() -> Load:
-    time.sleep(session.SPINNING)
+    time.sleep(native.SPINNING)
     return Load(*in_child(native.cores_got, LOOK))
 
 

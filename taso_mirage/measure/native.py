@@ -20,6 +20,13 @@ from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source, Target
 
 __all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 T = TypeVar("T")
+Run = Callable[[], float]
+SPINNING = 0.06
+"""Seconds for which the threads of a session spin after a run.
+
+On a CPU they share the cores with other sessions (half the speed on two cores), for twice as long
+if those run.
+"""
 SETTLED = 0.003
 """Seconds of uncounted runs of a model after other models ran."""
 LONG_RUN = 0.1
@@ -48,6 +55,14 @@ def spins(run: Callable[[], float], seconds: float) -> bool:
     start = time.process_time()
     time.sleep(seconds)
     return time.process_time() - start > seconds / 10
+
+
+def pause_between(runs: Sequence[Run], target: Target, spins: Callable[[Run, float], bool]) -> float:
+    """Seconds before a turn of one of several sessions: none where none `spins`, as after runs that
+    are so small that they take one thread."""
+    if len(runs) == 1 or not target.on_cores:
+        return 0.0
+    return SPINNING if any(spins(run, SPINNING / 3) for run in runs) else 0.0
 
 
 BYTES = bytes(1 << 16)

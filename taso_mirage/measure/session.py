@@ -21,7 +21,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import native
 from taso_mirage.measure.child import child, in_child
-from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.native import Arrays, Run, pause_between
 from taso_mirage.measure.target import CPU, Target, lower_levels
 from taso_mirage.measure.timing import Ends
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
@@ -313,12 +313,6 @@ def weight_bytes(model: Model) -> int:
     return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
 
 
-SPINNING = 0.06
-"""Seconds for which the threads of a session spin after a run.
-
-On a CPU they share the cores with other sessions (half the speed on two cores), for twice as long
-if those run.
-"""
 ROUNDS, FEW, MOST = 15, 7, 2000
 """The numbers of rounds of a comparison: the minimum, the minimum for slow models (fewer give no
 verdict), and the maximum."""
@@ -367,17 +361,6 @@ def interleaved(
             times[i].append(runs[i].turn() if isinstance(runs[i], PreparedRun) else native.turn(runs[i]))
         rounds += 1
     return times
-
-
-Run = Callable[[], float]
-
-
-def pause_between(runs: Sequence[Run], target: Target, spins: Callable[[Run, float], bool]) -> float:
-    """Seconds before a turn of one of several sessions: none where none `spins`, as after runs that
-    are so small that they take one thread."""
-    if len(runs) == 1 or not target.on_cores:
-        return 0.0
-    return SPINNING if any(spins(run, SPINNING / 3) for run in runs) else 0.0
 
 
 def _spins(run: Run, seconds: float) -> bool:

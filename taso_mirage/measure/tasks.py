@@ -1,23 +1,24 @@
 """Measurements of small models as functions of bytes, so that any `concurrent.futures` executor can
-run them on the machine for which they are made."""
+run them on the machine for which they are made.
+
+The child process imports this module while others wait for it, so all that takes long to import is
+imported where it is used.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure import native
-from taso_mirage.measure.native import SETTLED, Arrays, device_key, spins
-from taso_mirage.measure.session import Session, pause_between
+from taso_mirage.measure.native import SETTLED, Arrays, device_key, pause_between, spins
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.timing import clear, compared_times, enough_wins, has_verdict
-from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import get
 from taso_mirage.targets.protocol import RuntimeSession, Source
 
 __all__ = ["counted_nodes", "device_key", "in_turn", "operator_seconds", "overhead", "random_feed"]
@@ -85,6 +86,10 @@ def counted_nodes(content: bytes, target: Target) -> int:
 def overhead(target: Target) -> float:
     """A run of one tiny operator, less the cost of each further one (that part belongs to the
     operator)."""
+    from taso_mirage.onnx_io import serialize
+    from taso_mirage.onnx_io.build import standalone
+    from taso_mirage.operators.ops import get
+
     x = variable("x", Tensor("float32", (1,)))
     one = chain = get("tanh").term(x)
     for _ in range(CHAIN):
@@ -117,7 +122,14 @@ def _turn(run: Callable[[], float]) -> float:
     return float(np.median(times))
 
 
-def random_feed(session: Session | RuntimeSession, seed: int) -> Arrays:
+class Typed(Protocol):
+    """A session of this process, or of the child process."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The types of the inputs, by name."""
+
+
+def random_feed(session: Typed, seed: int) -> Arrays:
     """Random inputs of the types that a model of fixed sizes asks for."""
     from taso_mirage.ir.model import repeated_array
 

@@ -27,6 +27,7 @@ from taso_mirage.mugraph.integer_operands import of_integers_or_floats
 from taso_mirage.mugraph.labels import label
 from taso_mirage.mugraph.moved_goal import moved_goal
 from taso_mirage.mugraph.roles import inlined
+from taso_mirage.mugraph.stored_goal import stored_goal
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term, traits
@@ -65,8 +66,9 @@ class ArrangedGoal:
 
 def arranged(goal: Graph, given: Sequence[Node]) -> ArrangedGoal | None:
     """A goal over pre-transposed weights, if some of the terms `given` are such weights of a model;
-    None if nothing is gained, or if parts of them are read."""
-    if moved_goal(goal).moves:
+    None if nothing is gained, if parts of them are read, or if parts of the results are stored
+    apart."""
+    if moved_goal(goal).moves or stored_goal(goal).stores:
         return None
     perms = turns(label(goal), given)
     leaves, outputs = _turned_back(goal, perms)

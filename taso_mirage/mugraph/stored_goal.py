@@ -301,7 +301,10 @@ def _framed(node: Node) -> Node:
 
 
 def _fits(value: Node, layout: PartLayout) -> bool:
-    """Whether a kernel gives a value in tiles that have one row of those that are read first."""
+    """Whether a kernel gives a value in tiles that have one row of those that are read first; a view
+    of what a kernel gives has no tiles."""
+    if value.op != "kernel":
+        return False
     tile = value.attr("body").outputs[0].shape
     return all(tile[axis] == 1 for axis in layout.varying)
 

@@ -24,7 +24,7 @@ from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
 from taso_mirage.runtime import kernel_functions
-from taso_mirage.runtime.kernel_functions import DOMAIN, value
+from taso_mirage.runtime.kernel_functions import DOMAIN, FUNCTIONS_SINCE, value
 from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.runtime.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
 
@@ -33,8 +33,6 @@ STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
 """The largest number of different kernels of a model for a target; cpp/library.cpp registers as
 many names."""
-FUNCTIONS_SINCE = 8
-"""The first IR version whose models have functions."""
 LARGEST = 1 << 16
 """The largest number of elements of a constant inside a function."""
 
@@ -78,6 +76,11 @@ class EmbeddedRegion:
         """Whether the region has sizes that are known only at run time but its kernel has not."""
         sizes = [n for node in (*self.inputs, *self.outputs) for n in node.shape]
         return not self.kernel.free and any(not isinstance(n, int) for n in sizes)
+
+    def reads_back(self, opsets: Mapping[str, int]) -> bool:
+        """Whether its function, which runs without the kernels' library, is read from ONNX as the
+        region's own terms; a function that chooses by the sizes of a run is not read."""
+        return not self.free and kernel_functions.reads_back(self.original, opsets)
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raise IllTyped, with the place and both types, unless the kernel has the region's

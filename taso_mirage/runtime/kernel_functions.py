@@ -15,13 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.errors import Unsupported
+from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, is_stored
-from taso_mirage.onnx_io import to_ir
+from taso_mirage.onnx_io import from_ir, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.declarations import declare
 
 DOMAIN = "taso_mirage"
+FUNCTIONS_SINCE = 8
+"""The first IR version whose models have functions."""
 Opsets = Mapping[str, int]
 
 
@@ -46,6 +48,18 @@ def computation(name: str, original: Graph, opsets: Opsets, attributes: Iterable
         each.replace_all_uses_with(node.outputs[0])
     body.insert_before(body[0], constants)
     return _function(name, body, attributes)
+
+
+def reads_back(original: Graph, opsets: Opsets) -> bool:
+    """Whether the function of these terms, read from ONNX, has the same terms again: it computes
+    them then, because the runtime runs what the file says."""
+    graph = computation("function", original, opsets).graph
+    for own, leaf in zip(graph.inputs, original.inputs, strict=True):
+        declare(own, leaf.tensor)
+    try:
+        return from_ir(ir.Model(graph, ir_version=FUNCTIONS_SINCE)).graph == original
+    except TasoMirageError:
+        return False
 
 
 def forward(name: str, other: str, original: Graph, opsets: Opsets, attributes: Iterable[str]) -> ir.Function:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "bench"))
 
 pytest.importorskip("torch")
 
-from recurrent import MODELS, inputs, with_weights
+from recurrent_models import MODELS, inputs, with_weights
 from recurrent_torch import Runs
 
 

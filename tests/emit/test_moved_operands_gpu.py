@@ -12,13 +12,15 @@ import pytest
 from moved_operands import IN_BODIES, MOVED, arrays, chained, joined, padded
 from mugraphs import kernel, leaf
 from native_kernels import exact
-from scattered_goals import scattered
+from scattered_goals import scattered, viewed_row
 from stored_goals import parted
 
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.compile import compiled
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
+from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.ops import term
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
@@ -34,7 +36,9 @@ def graphs() -> dict[str, Graph]:
         for dtype in DTYPES
         if name != IN_BODIES
     }
-    return named | parted() | scattered() | {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
+    named |= {f"chain_{seed}": chained(seed, "float32") for seed in range(SEEDS)}
+    (found,) = superoptimize(viewed_row(), best=1, device=H100, budget=20)
+    return named | parted() | scattered() | {"viewed_row": found.graph}
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -16,7 +18,7 @@ import pytest
 from commandline import run
 from onnx import helper, numpy_helper
 
-from taso_mirage import api
+from taso_mirage import api, dispatch
 from taso_mirage import optimize_options as options
 from taso_mirage.api import optimize
 from taso_mirage.cli import commands
@@ -54,6 +56,12 @@ def twice(external: str | None = None) -> onnx.ModelProto:
 
 def operators(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
+
+
+def test_a_model_is_optimized_while_a_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as at the begin of an import
+    monkeypatch.setitem(sys.modules, "torch.nn", ModuleType("torch.nn"))
+    assert operators(dispatch.optimize(twice(), **QUICK)) == ["Add", "Relu"]
 
 
 def test_a_proto_is_given_back_as_a_proto_and_stays_as_it_was() -> None:

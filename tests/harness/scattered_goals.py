@@ -48,6 +48,14 @@ def by_rows() -> Node:
     return term("transpose", made, perm=(1, 2, 0, 3))
 
 
+def viewed_row() -> Graph:
+    """A row whose columns are one axis of a tile on a GPU, whatever the heads are."""
+    made = term("matmul", leaf("x", "float32", 1, 64), leaf("w", "float32", 64, 2 * 32))
+    turned = term("transpose", leaf("cache", "float32", 1, 2, 16, 32), perm=(2, 0, 1, 3))
+    row = term("scatter_nd", turned, leaf("at", "int64", 1, 1), term("reshape", made, shape=(1, 1, 2, 32)))
+    return goal([term("transpose", row, perm=(1, 2, 0, 3))])
+
+
 def by_grid() -> Node:
     """A row as PyTorch's index_put is exported: with the indices of all axes before it."""
     lead = (1, HEADS, 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from taso_mirage.measure import native, tasks
@@ -31,3 +34,10 @@ def test_long_regions_run_once_in_each_round(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tasks, "pause_between", lambda *args: 0.0)
     assert tasks.in_turn([0, 1], CPU, 0.0) == [0.4, pytest.approx(0.2)]
     assert [run.count for run in runs] == [tasks.SIGNS] * 2
+
+
+def test_the_child_imports_no_library_of_models_to_measure() -> None:
+    """A command waits while its child process imports the module."""
+    code = "import sys, taso_mirage.measure.tasks; print([x for x in ('onnx', 'onnx_ir', 'sympy') if x in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

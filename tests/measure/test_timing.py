@@ -23,10 +23,10 @@ import pytest
 from quiet import counted_cores
 from scipy import integrate
 
-from taso_mirage.measure import load, session
+from taso_mirage.measure import load, native
 from taso_mirage.measure.load import Load
-from taso_mirage.measure.native import spins
-from taso_mirage.measure.session import FEW, ROUNDS, SPINNING, interleaved, pause_between
+from taso_mirage.measure.native import SPINNING, pause_between, spins
+from taso_mirage.measure.session import FEW, ROUNDS, interleaved
 from taso_mirage.measure.target import CPU, CUDA, OPENVINO, Target
 from taso_mirage.measure.timing import (
     ALPHA,
@@ -211,7 +211,7 @@ def test_threads_that_go_on_after_a_run_are_seen() -> None:
 def test_runs_whose_threads_spin_wait_for_each_other(
     threads: list[int], target: Target, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SPINNING", SPINNING)
+    monkeypatch.setattr(native, "SPINNING", SPINNING)
     runs = [lambda count=count: float(count) for count in threads]
     assert pause_between(runs, target, lambda run, seconds: run() > 1) == pause
 

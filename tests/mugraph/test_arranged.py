@@ -150,6 +150,14 @@ def test_a_form_is_proved_and_another_order_is_not() -> None:
     assert not _is_proved(graph, replace(made, terms=(x, w, *others)))
 
 
+def test_a_product_that_is_stored_apart_has_its_weights_as_they_are() -> None:
+    """A scatter has no labels: the new row of a cache is a product."""
+    x, w = variable("x", Tensor("float16", (1, K))), variable("w", Tensor("float16", (K, N)))
+    cache, at = variable("cache", Tensor("float16", (32, N))), variable("at", Tensor("int64", (1, 1)))
+    graph = Graph((cache, at, x, w), (term("scatter_nd", cache, at, term("matmul", x, w)),))
+    assert arranged(graph, [cache, at, x, weight("w", w.tensor)]) is None
+
+
 def test_a_target_may_not_arrange_weights() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, sites),) = found.items()

@@ -9,9 +9,10 @@ import pytest
 from moved_goals import goal
 from mugraphs import kernel, leaf
 from native_kernels import exact
-from scattered_goals import GOALS, ROWS, apart, goals, scattered, wrong_layouts
+from scattered_goals import GOALS, ROWS, apart, goals, scattered, viewed_row, wrong_layouts
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
+from taso_mirage.devices.cuda.device import H100
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
@@ -81,6 +82,14 @@ def test_a_search_stores_rows_where_a_run_says(name: str) -> None:
             kernel(*arrays), exact(given, dict(zip(found.graph.inputs, arrays, strict=True))), strict=True
         ):
             assert close(result, wanted)
+
+
+def test_a_row_that_is_a_view_of_what_a_kernel_gives_is_copied() -> None:
+    given = viewed_row()
+    (found,) = superoptimize(given, best=1, device=H100, budget=20)
+    for at in (0, 15):
+        arrays = dict(zip(found.graph.inputs, numbers(found.graph, at), strict=True))
+        assert all(map(close, exact(found.graph, arrays), exact(given, arrays)))
 
 
 def test_a_row_is_stored_by_the_kernel_that_computes_it() -> None:

@@ -30,11 +30,12 @@ from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.onnx_io.loops import with_scans
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import comparisons, fused
+from taso_mirage.pipeline.fuse import comparisons, fused, kernel_check
 from taso_mirage.pipeline.fuse.kinds import Kinds
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import kernel_functions
 from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.system.deadline import Deadline
 
 LAYERS, KINDS = 5, 2
 SMALL = 1e-3
@@ -106,6 +107,25 @@ def test_right_kernels_stay_and_one_of_equal_regions_is_evaluated(
     assert all(each.passed for each in found.differences)
 
 
+def test_functions_that_read_back_as_their_terms_are_compared_only_while_there_is_time(
+    large: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime need not run them then."""
+    monkeypatch.setattr(child(), "deadline", Deadline(1000.0))
+    monkeypatch.setattr(kernel_check, "FEW", 1e9)
+    compared: list[bool] = []
+    given = regional.RegionalCheck.differences
+
+    def counted(self: regional.RegionalCheck, optimized: regional.ClaimedModel) -> Any:
+        compared.append(optimized.model.trusted)
+        return given(self, optimized)
+
+    monkeypatch.setattr(regional.RegionalCheck, "differences", counted)
+    found = fused(large, CONFIG, "search", once=True)
+    assert found.kernels, found.notes
+    assert compared == [True]
+
+
 def test_an_error_that_the_outputs_hide_is_found_in_its_region(large: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a layer is a thousand times smaller in the outputs: the whole model passes."""
     with monkeypatch.context() as patch:
@@ -123,12 +143,15 @@ def test_an_error_that_the_outputs_hide_is_found_in_its_region(large: Result, mo
     assert "in the region of" in str(found.notes)
 
 
-@pytest.mark.parametrize("regions", [True, False])
+@pytest.mark.parametrize(("regions", "few"), [(True, 0.0), (True, 1e9), (False, 0.0)])
 def test_a_function_that_computes_something_else_is_found(
-    regions: bool, large: Result, monkeypatch: pytest.MonkeyPatch
+    regions: bool, few: float, large: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function runs where the kernels' library is not registered. Where no region could be
-    compared, the whole model is, without the library too."""
+    compared, the whole model is, without the library too. Where time is short, the function is not
+    read as the terms of its region."""
+    monkeypatch.setattr(child(), "deadline", Deadline(1000.0))
+    monkeypatch.setattr(kernel_check, "FEW", few)
     if not regions:
         monkeypatch.setattr(regional.RegionalCheck, "differences", lambda self, optimized: [])
     made = kernel_functions.computation

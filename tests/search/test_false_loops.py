@@ -1,5 +1,5 @@
-"""False laws of loops: the models of `bench/recurrent.py` beside loops that differ from them in one
-thing, generated from their terms. No induction proves one of them."""
+"""False laws of loops: the models of `bench/recurrent_models.py` beside loops that differ from them
+in one thing, generated from their terms. No induction proves one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taso_mirage.search.loops.inductions import equal_loops
 
 STEPS = 3
 SMALL = {"HEADS": 2, "KEYS": 3, "VALUES": 4, "WIDTH": 4, "HIDDEN": 4}
-RECURRENT = script("recurrent")
+RECURRENT = script("recurrent_models")
 NAMES = (*RECURRENT.RULES, "minGRU", "selective scan", "LSTM", "GRU")
 
 

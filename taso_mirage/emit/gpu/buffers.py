@@ -26,8 +26,8 @@ def is_launched(node: Node) -> bool:
 def kernel_terms(graph: Graph) -> list[Node]:
     """The terms of a muGraph that are launched, operands first.
 
-    Raises Unsupported if other operators are between them than reshapes of inputs or results, those
-    that move the elements of an operand, and those that put parts together to a result.
+    Raises Unsupported if other operators are between them than reshapes, those that move the
+    elements of an operand, and those that put parts together to a result.
     """
     found = [node for node in launch_order(graph) if is_launched(node)]
     moved = {arg for node in found for arg in node.args if is_moved(arg)} - {*graph.outputs}
@@ -63,9 +63,11 @@ def _part_buffers(output: Node, whole: TritonBuffer, given: Mapping[Node, Triton
 
 
 def _is_view(node: Node, graph: Graph) -> bool:
-    """Whether a term is an input or a result in another shape."""
-    reshape = traits(node).lowering is Lowering.RESHAPE and not has_parts(node)
-    return reshape and (node.args[0] in graph.inputs or node.args[0].op == "weight" or node in graph.outputs)
+    """Whether a term is an input, a result, or what a kernel gives in another shape."""
+    if traits(node).lowering is not Lowering.RESHAPE or has_parts(node):
+        return False
+    (of,) = node.args
+    return of in graph.inputs or of.op == "weight" or node in graph.outputs or is_launched(of)
 
 
 def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
@@ -91,7 +93,7 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
             continue
         role = "output" if node in given else "scratch"
         found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
-        if role == "scratch":
+        if role == "scratch" and all(node is not view.args[0] for view in views):
             order = best_order(
                 usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize
             )

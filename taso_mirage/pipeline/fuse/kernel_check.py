@@ -26,6 +26,8 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embedded
 
 SHARE = 1 / 32
 """The share of the original's rounding of operands that kernels may round."""
+FEW = 3
+"""Seconds are few if less is left than so many times the seconds in which kernels were compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +52,33 @@ class KernelCheck:
         return bool(self.cases) and self.cases[0].against == BY_RUNS
 
     def regions(
-        self, before: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int], late: Callable[[], bool]
+        self, before: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int], left: Callable[[], float]
     ) -> list[Difference] | None:
         """The differences of each kind of region of the model `before`; None where regions are no
-        models of their own.
+        models of their own. Functions that run without the kernels' library are compared, too,
+        unless the seconds `left` are few and they are read from ONNX as the regions' own terms.
 
-        Raises OutOfTime where it is `late` before all were compared.
+        Raises OutOfTime where no seconds are left before all were compared.
         """
         made, claims = embedded(before, regions, sizes, alike=True)
-        found = list[Difference]()
-        sides = [(made, SHARE)] + ([(made.without_library(), 0.0)] if self.elsewhere else [])
         values: dict[Node, list[Any]] = {}
-        for each, share in sides:
-            check = RegionalCheck(before, self.cases, late, share, values)
-            given = check.differences(ClaimedModel(each, self.target, claims, {}))
+
+        def compared(model: Model, share: float) -> list[Difference] | None:
+            check = RegionalCheck(before, self.cases, lambda: left() <= 0, share, values)
+            given = check.differences(ClaimedModel(model, self.target, claims, {}))
             if NO_TIME in check.alone:
                 raise OutOfTime("there was no time to check them on the inputs of their regions")
-            if check.alone or not given:
-                return None
-            found += given
-        return found
+            return None if check.alone else given or None
+
+        begun = left()
+        found = compared(made, SHARE)
+        if found is None or not self.elsewhere or (left() < FEW * (begun - left()) and _read_back(before, regions)):
+            return found
+        others = compared(made.without_library(), 0.0)
+        return None if others is None else found + others
+
+
+def _read_back(before: Model, regions: Sequence[EmbeddedRegion]) -> bool:
+    """Whether the function of each different region is read as its own terms."""
+    different = {(each.original, each.free): each for each in regions}
+    return all(each.reads_back(before.opsets) for each in different.values())
