@@ -92,8 +92,8 @@ class Equation:
 
     @cached_property
     def dropped(self) -> frozenset[str]:
-        """The variables that the right-hand side leaves out although the left-hand side is NaN if they
-        are: x in x - x = 0. Found with numbers, at rank 0."""
+        """The variables that the right-hand side leaves out although the left-hand side is NaN if
+        they are: x in x - x = 0. Found with numbers, at rank 0."""
         left, right = (frozenset(n.attr("name") for n in side if n.op == "input") for side in (self.lhs, self.rhs))
         return frozenset(x for x in left - right if self._is_nan(left, x))
 
