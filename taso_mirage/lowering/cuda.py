@@ -107,9 +107,11 @@ class CudaLowering:
         programs = list(dict.fromkeys((programs[0], min(programs, key=tune.newness))))
         sizes = measured[0] if measured else {}
         overlaps = self.capability >= OVERLAPPING
-        jobs = [compile_jobs.job(tune.overlapped(each) if overlaps else each) for each in programs]
-        begun = {each["source"]: self.compiler(each) for each in jobs}
+        scheduled = [tune.overlapped(each) if overlaps else each for each in programs]
+        begun = {job["source"]: self.compiler(job) for job in map(compile_jobs.job, scheduled)}
         self.shipping.start()
+        for each in scheduled:  # the kernel in a model is compiled apart from the one that is measured
+            self.shipping.begin(_record(known, each), [self.capability])
 
         def chosen() -> Record:
             at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes, _named(found)) if measured else goal
@@ -214,6 +216,7 @@ class CudaLowering:
     @spent(Purpose.COMPILING)
     def kernel(self, record: Record) -> PlannedNode:
         """Cubins for the GPU of this machine."""
+        self.shipping.join(record, self.capability)
         return self._planned(record, ())
 
     @spent(Purpose.COMPILING)

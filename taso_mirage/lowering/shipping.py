@@ -24,16 +24,21 @@ class Shipping:
     def __init__(self, function: str) -> None:
         self.function = function
         self._workers: Workers | None = None
-        self._begun: dict[str, list[Future[Any]]] = {}
+        self._begun: dict[tuple[str, int], list[Future[Any]]] = {}
 
     def begin(self, record: Record, capabilities: Iterable[int]) -> list[Future[Any]]:
         """The answers about a choice for GPUs of these compute capabilities."""
-        said = json.dumps(record, sort_keys=True)
-        if said not in self._begun:
-            parts = (record, *record.get("before", ()))
-            jobs = [{"record": part, "capability": c} for part in parts for c in capabilities]
-            self._begun[said] = [self._ready()(job) for job in jobs]
-        return self._begun[said]
+        said, parts = json.dumps(record, sort_keys=True), (record, *record.get("before", ()))
+        found: list[Future[Any]] = []
+        for each in capabilities:
+            if (said, each) not in self._begun:
+                self._begun[said, each] = [self._ready()({"record": part, "capability": each}) for part in parts]
+            found += self._begun[said, each]
+        return found
+
+    def join(self, record: Record, capability: int) -> None:
+        """Wait until a choice is compiled for a GPU, if that was begun."""
+        wait(self._begun.get((json.dumps(record, sort_keys=True), capability), ()), LONGEST)
 
     def start(self) -> None:
         """Start the processes, if they are not there: each imports Triton for some seconds."""
