@@ -90,7 +90,13 @@ class Backend(Protocol):
         """Begin the slow part of `shipped` for a choice, beside other work."""
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
-        """The kernels for all machines to which a model may come."""
+        """The kernels for all machines to which a model may come.
+
+        Raises OutOfTime after the last end of the command.
+        """
+
+    def end_shipping(self) -> None:
+        """End the processes of `begin_shipping`."""
 
     def rounding(self) -> Backend:
         """The back end where the runtime rounds operands of products to TF32: kernels may, too."""

@@ -110,6 +110,9 @@ class CpuLowering:
         """The kernels for all machines: the same as for this one, since C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
+    def end_shipping(self) -> None:
+        """Nothing to end: C++ runs everywhere."""
+
     def rounding(self) -> CpuLowering:
         """This back end: no operands are rounded here."""
         return self

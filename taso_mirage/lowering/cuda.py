@@ -38,6 +38,7 @@ from taso_mirage.lowering.backend import BATCH, MeasuredSizes, Record, at_most
 from taso_mirage.lowering.exact import Float64Oracle, contracted_on_gpu, give_memory_back
 from taso_mirage.lowering.shipping import Shipping
 from taso_mirage.meanings.arrays import CONTRACTING, pairwise_in_parts
+from taso_mirage.measure.child import child
 from taso_mirage.mugraph.checkpoint import from_json, to_json
 from taso_mirage.mugraph.found import FoundMuGraph
 from taso_mirage.mugraph.free import FreeSizes, at_sizes, with_free_sizes
@@ -106,8 +107,11 @@ class CudaLowering:
         programs = list(dict.fromkeys((programs[0], min(programs, key=tune.newness))))
         sizes = measured[0] if measured else {}
         overlaps = self.capability >= OVERLAPPING
-        jobs = [compile_jobs.job(tune.overlapped(each) if overlaps else each) for each in programs]
-        begun = {each["source"]: self.compiler(each) for each in jobs}
+        scheduled = [tune.overlapped(each) if overlaps else each for each in programs]
+        begun = {job["source"]: self.compiler(job) for job in map(compile_jobs.job, scheduled)}
+        self.shipping.start()
+        for each in scheduled:  # the kernel in a model is compiled apart from the one that is measured
+            self.shipping.begin(_record(known, each), [self.capability])
 
         def chosen() -> Record:
             at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes, _named(found)) if measured else goal
@@ -212,17 +216,24 @@ class CudaLowering:
     @spent(Purpose.COMPILING)
     def kernel(self, record: Record) -> PlannedNode:
         """Cubins for the GPU of this machine."""
+        self.shipping.join(record, self.capability)
         return self._planned(record, ())
 
     @spent(Purpose.COMPILING)
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
-        """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
-        self.shipping.wait(records, self._every)
+        """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read.
+
+        Raises OutOfTime.
+        """
+        self.shipping.wait(records, self._every, child().deadline.last())
         return [self._planned(record, SHIPPED) for record in records]
 
     def begin_shipping(self, record: Record) -> None:
         """Compile the kernels of a choice for all of SHIPPED into Triton's cache, in processes."""
         self.shipping.begin(record, self._every)
+
+    def end_shipping(self) -> None:
+        self.shipping.close()
 
     @property
     def _every(self) -> list[int]:
@@ -269,7 +280,6 @@ class CudaLowering:
     def close(self) -> None:
         CONTRACTING.by = pairwise_in_parts
         self.compiler.close()
-        self.shipping.close()
         give_memory_back()
 
 

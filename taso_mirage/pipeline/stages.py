@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet, runs_on
 from taso_mirage.search.config import SEARCH as KERNEL_SEARCH
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
-from taso_mirage.search.rulesets import RuleSet
+from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.system.spending import Purpose, accounting, spent, staged
@@ -76,6 +76,9 @@ time hides theirs."""
 BY_CPU_TIME = 3
 """Loads of a trial by CPU time: the original, which takes about as long as two other models, is
 opened for that clock too."""
+HEAVY = 1 << 28
+"""Bytes of weights from which on the runtime takes longer to load a model than the rules take to be
+read."""
 EARLY = 20.0
 """Seconds of a budget from which on the kernels' library for a CPU, which is compiled once, is
 compiled ahead."""
@@ -317,6 +320,7 @@ def _backend(config: Config) -> Iterator[Future[Backend | None] | None]:
     def ended(found: Future[Backend | None]) -> None:
         if found.exception() is None and (made := found.result()) is not None:
             made.close()
+            made.end_shipping()
 
     thread, finished = ThreadPoolExecutor(1), False
     found = thread.submit(started)
@@ -346,6 +350,12 @@ def _searchers(config: Config) -> Iterator[Workers | None]:
         ready.close()
 
 
+def _read_rules() -> None:
+    """Read the rules, which takes a second, while the runtime loads the model."""
+    with suppress(TasoMirageError):  # reported when they are applied
+        rules()
+
+
 def _run_stages(
     model: Model,
     config: Config,
@@ -355,8 +365,10 @@ def _run_stages(
     whole: Deadline,
     reading: float,
 ) -> Result:
-    asked, bytes = stop.deadline, 0 if output is None else weight_bytes(model)
-    stop.deadline = deadline = whole.earlier(finishing_seconds(config, reading, bytes))
+    asked, held = stop.deadline, weight_bytes(model)
+    if held > HEAVY and config.rules is None:
+        Thread(target=_read_rules, daemon=True).start()
+    stop.deadline = deadline = whole.earlier(finishing_seconds(config, reading, 0 if output is None else held))
     config = replace(config, budget=deadline.left())
     try:
         with child().within(deadline):

@@ -47,12 +47,13 @@ class Workers:
         """The answer to a job; None if it took too long, or the process ended."""
         return self._threads.submit(self._asked, job)
 
-    def start(self, job: Mapping[str, Any]) -> None:
-        """Start all processes now, each with this job: the first one of a process takes long."""
+    def start(self, job: Mapping[str, Any] | None = None) -> None:
+        """Start all processes now, each with this job, if any: the first one of a process takes
+        long, also because of its imports."""
         for _ in range(self._count):
             self._ahead.append(self._new())
-        for _ in range(self._count):  # one thread for each process, which is busy until its process answers
-            self(job)
+        for _ in range(self._count if job is not None else 0):  # a thread is busy until its process answers
+            self(job or {})
 
     def close(self) -> None:
         """End all processes, also busy ones."""

@@ -57,7 +57,6 @@ class ModelTrials:
         if self.time.budget.stop or child().deadline.last() < self.time.trial:
             return False
         start, self.count = time.monotonic(), self.count + 1
-        trial = self._ship(trial) if self.once else trial
         if self._session is None or self._session.target.plain != self.comparisons.clock().plain:
             self._session = self._beside()
         rest = without_places(self.kept, trial)
@@ -81,6 +80,23 @@ class ModelTrials:
             return self._last[1]
         made = embed(self.kinds.model, [region for kernel in kernels for region in kernel.regions], self.sizes)
         return made if self.kinds.layout is None else self.kinds.layout.without_rest(made)
+
+    def written(self, model: Model) -> Model:
+        """The checked model with its kernels in the form in which they are written: with code for
+        other machines beside that for this one. All kernels of a model that is tried `once` are
+        compiled for others until now, beside its trial and its check. A kernel that cannot be
+        stays as it is.
+
+        Raises OutOfTime.
+        """
+        if not (self.once and self.elsewhere):
+            return model
+        shipped = {each.sites: each for each in self._ship(self.kept)}
+        kept = [shipped.get(each.sites, each) for each in self.kept]
+        if [each.kernel for each in kept] == [each.kernel for each in self.kept]:
+            return model
+        self.kept = kept
+        return self.with_kernels(kept)
 
     def set_gain(self, gain: float) -> None:
         """Set the gain of all sets together over the model without kernels, which was not measured

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from taso_mirage.devices.cuda.options import ROUNDED
-from taso_mirage.errors import CheckFailed, TasoMirageError
+from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.lowering.backend import Backend, here
 from taso_mirage.measure import session as runtime
@@ -56,6 +56,7 @@ from taso_mirage.system.terminal import plural
 from taso_mirage.system.workers import Workers
 
 NOT_FASTER = "no kernels: the model is {:.3f} times as fast as the original with them, and {:.3f} times without them"
+HERE_ALONE = "kernels run on GPUs as this one alone: there was no time to compile them for others"
 CHECKED_KIND, CHECKED_SLOWLY = 0.4, 0.8
 """Seconds in which a kernel is compared on the inputs of its regions, and where sessions open
 slowly."""
@@ -154,6 +155,12 @@ class _Stage:
         )
 
     def run(self, ready: Workers | None) -> Result:
+        try:
+            return self._run(ready)
+        finally:
+            self.maker.backend.end_shipping()
+
+    def _run(self, ready: Workers | None) -> Result:
         model, maker, budget = None, self.maker, self.time.budget
         searches = maker.choices.searches or maker.searches(ready)
         with closing(maker.backend), closing(searches) as maker.choices.searches, self._other_workers():
@@ -274,6 +281,10 @@ class _Stage:
                 self.trials.set_gain(gain)
             self.notes += [elsewhere_note(True, ratio)] if self.config.elsewhere else []
         self.notes += [] if self.trials.backend.batched else where_they_run(self.trials.kept, self.trials.sizes)
+        try:
+            model = self.trials.written(model)
+        except OutOfTime:
+            self.notes.append(HERE_ALONE)
         made = replace(
             self.base,
             model=model,
