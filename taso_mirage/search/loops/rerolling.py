@@ -31,6 +31,8 @@ FEWEST = 8
 """The fewest terms that are re-rolled."""
 GROUP = 8
 """The terms of a proof."""
+DEEPEST = 32
+"""The most operators one above the other that are stacked."""
 FORMS = 3
 """The forms of an operator that are tried."""
 
@@ -115,12 +117,15 @@ class _Stacks:
     proofs: Proofs
     steps: list[RewriteStep] = field(default_factory=list)
     known: dict[tuple[Node, ...], _Stack | None] = field(default_factory=dict)
+    depth: int = 0
 
     def of(self, nodes: Sequence[Node]) -> _Stack | None:
         """The stack of some terms; None where they have no equal structure."""
         key = tuple(nodes)
         if key not in self.known:
-            self.known[key] = self._of(key)
+            self.depth += 1
+            self.known[key] = self._of(key) if self.depth <= DEEPEST else None
+            self.depth -= 1
         return self.known[key]
 
     def _of(self, nodes: tuple[Node, ...]) -> _Stack | None:
