@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological, variable
+from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import differs, truncates
 from taso_mirage.operators.expressions import Expr, is_weight, replaced
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.rewriting import patterns, reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
@@ -85,6 +89,23 @@ class Equation:
     def backward(self) -> bool:
         """Whether it is the reverse of a rule."""
         return directed(self.name)[1]
+
+    @cached_property
+    def dropped(self) -> frozenset[str]:
+        """The variables that the right-hand side leaves out although the left-hand side is NaN if
+        they are: x in x - x = 0. Found with numbers, at rank 0."""
+        left, right = (frozenset(n.attr("name") for n in side if n.op == "input") for side in (self.lhs, self.rhs))
+        return frozenset(x for x in left - right if self._is_nan(left, x))
+
+    def _is_nan(self, names: frozenset[str], unknown: str) -> bool:
+        """Whether the left-hand side is NaN on ones and one operand that is NaN."""
+        terms = {name: variable(name, Tensor("float32", ())) for name in names}
+        values = {terms[name]: np.array(np.nan if name == unknown else 1, np.float32) for name in names}
+        try:
+            outputs = interpret(instantiate(self.lhs, terms), REALS, values)
+        except (IllTyped, Undecidable, LookupError, TypeError, ValueError, ArithmeticError, Unsupported):
+            return False
+        return any(np.isnan(each).any() for each in outputs.values())
 
     @cached_property
     def roots(self) -> tuple[str, ...]:

@@ -26,12 +26,13 @@ from taso_mirage.devices.cuda.device import H100, Gpu
 from taso_mirage.emit import triton as codegen
 from taso_mirage.emit.compile import compiled
 from taso_mirage.emit.gpu.program import TritonProgram
-from taso_mirage.errors import Unsupported
-from taso_mirage.ir.model import random_inputs
+from taso_mirage.errors import OutOfTime, Unsupported
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
 from taso_mirage.lowering import backend as lowering
 from taso_mirage.lowering import cuda as cuda
 from taso_mirage.lowering.cuda import SHIPPED, Float64Oracle, everywhere
+from taso_mirage.lowering.shipping import Shipping
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CUDA
@@ -41,6 +42,7 @@ from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.fuse import fused, searches, stage
+from taso_mirage.pipeline.fuse.model_trials import ModelTrials
 from taso_mirage.report.result import Result
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
@@ -278,6 +280,39 @@ def test_a_record_keeps_the_schedules() -> None:
     (kernel,) = GPU.shipped([record])
     images = [line.split() for line in kernel.plan.splitlines() if line.startswith("image")]
     assert {(x[5], int(x[2]) >= 90 and x[3] == "cubin", x[8]) for x in images} == {("2", False, "0"), ("2", True, "1")}
+
+
+def gpus(model: Model, path: Path) -> set[str]:
+    """The compute capabilities for which kernels of a model have code."""
+    save(model, path)
+    plans = [each["plan"] for each in called(path) if "plan" in each]
+    assert plans
+    return {line.split()[2] for plan in plans for line in plan.splitlines() if line.startswith("image")}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_model_gets_code_for_other_gpus_after_its_check(
+    late: bool, searched: tuple[Result, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Model] = []
+    given = ModelTrials.written
+
+    def written(self: ModelTrials, model: Model) -> Model:
+        checked.append(model)
+        return given(self, model)
+
+    def no_time(*_: Any) -> None:
+        raise OutOfTime("kernels were compiled for all GPUs")
+
+    monkeypatch.setattr(ModelTrials, "written", written)
+    if late:
+        monkeypatch.setattr(Shipping, "wait", no_time)
+    found = fused(searched[0], CONFIG, "cached", once=True)
+    assert kernels(found) == 2
+    assert gpus(checked[0], tmp_path / "checked.onnx") == {"90"}
+    assert gpus(found.model, tmp_path / "found.onnx") == ({"90"} if late else {*map(str, SHIPPED)})
+    assert (stage.HERE_ALONE in found.notes) == late
+    assert found.records.keys() == searched[1].records.keys() or late
 
 
 def test_ptx_is_that_of_the_cubin() -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import taso_mirage
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
+from taso_mirage.measure.session import Session
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.examine import refuted
 from taso_mirage.prove.rules.fuzz import Typing
@@ -106,6 +109,38 @@ def test_a_rule_does_not_apply_where_it_is_false(name: str) -> None:
     typing = Typing(application.found.outputs, application.results, names)
     assert refuted(typing) is not None, "numbers show that it is false there"
     assert Rules([application.equation], Proofs()).applications(application.found.outputs[0]) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mul(x, 0) == expand(0, shape=shape(x))",
+        "sub(x, x) == expand(0, shape=shape(x))",
+        "add(x, sub(y, x)) == y",
+        "add(sub(z, x), sub(x, y)) == sub(z, y)",
+        "max(y, min(x, y)) == y",
+        "clip(min(x, 2), 3) == expand(3, shape=shape(x))",
+    ],
+)
+def test_an_operand_that_may_be_no_number_is_not_dropped(text: str) -> None:
+    for dtype, expected in ((F, False), ("int64", True)):
+        names = {each: x(each, 4, dtype=dtype) for each in "xyz" if f"({each}" in text or f" {each}" in text}
+        application = applied(text, **names)
+        assert Proofs().of(application), "it is proved over the reals"
+        assert bool(Rules([application.equation], Proofs()).applications(application.found.outputs[0])) is expected
+    known = applied(text, **{**names, "x": constant(np.ones(4, F)), **{n: x(n, 4) for n in names if n != "x"}})
+    assert Proofs()(known), "a constant is a number"
+
+
+def test_no_value_that_is_none_becomes_a_number() -> None:
+    """The exponential of 1000 is infinite, so each output is NaN."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]> g (float[4] x, float[4] y) => (float[4] a, float[4] b, float[4] c)
+        <float zero = {0}> { l = Exp(x) a = Mul(l, zero) b = Sub(l, l) d = Sub(y, l) c = Add(l, d) }"""
+    )
+    made = taso_mirage.optimize(proto, effort="quick", measure=False)
+    outputs = Session(made.SerializeToString()).run({"x": np.full(4, 1000, F), "y": np.ones(4, F)})
+    assert np.isnan(outputs).all()
 
 
 TRUE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from math import isfinite
 from pathlib import Path
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic, dim_product
-from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.ir.terms import Node, Tensor, is_float, topological
 from taso_mirage.meanings.sizes import within_bounds
 from taso_mirage.operators.additions import operator_files
+from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 from taso_mirage.prove.bounded import prove_bounded
@@ -72,7 +74,8 @@ class CaseVerdict:
 
 
 class Proofs:
-    """Verdicts on applications of rules.
+    """Verdicts on applications of rules. None is accepted that drops an operand of floats which may
+    be NaN or infinite, so that the result would be a number.
 
     Each case is proved once: in this process, and where `path` is given on this machine.
 
@@ -91,7 +94,8 @@ class Proofs:
     def __call__(self, application: Application) -> bool:
         if application.equation.evidence not in PROVED_WHERE_APPLIED:
             return True
-        return bool(self.of(application))
+        dropped = (application.found.operands[x] for x in application.equation.dropped)
+        return all(map(_is_finite, dropped)) and bool(self.of(application))
 
     def of(self, application: Application) -> CaseVerdict:
         """The verdict on one application; constants are read only where it needs their values."""
@@ -141,6 +145,12 @@ class Proofs:
 
     def close(self) -> None:
         self._kept.close()
+
+
+def _is_finite(node: Node) -> bool:
+    """Whether a term is known to be neither NaN nor infinite: integers, and constants."""
+    number = uniform_value(node) if is_float(node.dtype) else 0
+    return number is not None and isfinite(number)
 
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
