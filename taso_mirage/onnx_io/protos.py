@@ -60,8 +60,11 @@ def _check_names(proto: onnx.ModelProto) -> None:
 
 
 def _name_outputs_of_calls(proto: onnx.ModelProto) -> None:
-    """Name the last outputs of calls of the model's functions that have no name: onnx-ir leaves them
-    out, and ONNX Runtime refuses a call with fewer outputs than the function."""
+    """Name the last outputs of calls of the model's functions that have no name.
+
+    onnx-ir leaves them out, and ONNX Runtime refuses a call with fewer outputs than the
+    function.
+    """
     functions = {(f.domain, f.name, f.overload) for f in proto.functions}
     taken = {*_texts(proto)} if functions else set()
     fresh = (name for name in map("unused_{}".format, count()) if name not in taken)
