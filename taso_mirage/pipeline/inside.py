@@ -58,9 +58,10 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     """The steps that put optimized bodies in the place of others; the rest of the searches' time is
     for the stages after it."""
     model, moved = _move_out(job, problem.model)
-    model, rerolled = reroll_sums(job, problem, model)
+    seconds_of = partial(_model_seconds, original, cases[0]) if cases else None
+    model, rerolled = reroll_sums(job, problem, model, seconds_of)
     moved += rerolled
-    model, loops = rewrite_loops(job, problem, model, partial(_model_seconds, original, cases[0]) if cases else None)
+    model, loops = rewrite_loops(job, problem, model, seconds_of)
     moved += loops
     terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:

@@ -76,15 +76,27 @@ def rewrite_loops(
     return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
 
 
-def reroll_sums(job: Job, problem: Problem, model: Model) -> tuple[Model, list[RewriteStep]]:
+def reroll_sums(
+    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
+) -> tuple[Model, list[RewriteStep]]:
     """The model with one term in the place of each sum of many terms that differ in their weights
-    alone, and the steps."""
+    alone, and the steps, if that model takes fewer `seconds`: its kernels are tried later."""
     steps, outputs = list[RewriteStep](), model.graph.outputs
     for step in rerolled_sums(outputs, problem.proofs) if job.config.measure else ():
         outputs = substitute(outputs, step.table)
         steps.append(step)
-    job.remarks += [REROLLED] if steps else []
-    return (model.with_graph(outputs) if steps else model), steps
+    made = model.with_graph(outputs)
+    if not steps or (seconds is not None and not _is_faster(made, model, seconds)):
+        return model, []
+    job.remarks.append(REROLLED)
+    return made, steps
+
+
+def _is_faster(made: Model, model: Model, seconds: TimeOf) -> bool:
+    try:
+        return seconds(made) < seconds(model)
+    except (TasoMirageError, ValueError):  # a model of more than 2 GB is no message
+        return False
 
 
 def with_loops(result: Result) -> Result | None:
