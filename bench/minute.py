@@ -224,7 +224,7 @@ def built(name: str, options: argparse.Namespace, folder: Path, clock: Clock) ->
 def optimized(
     name: str, budget: float, options: argparse.Namespace, folder: Path, clock: Clock, more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The result of a user's command, with `more` arguments: its wall seconds, and its own report."""
+    """The result of a user's command, with `more` arguments: its wall seconds, and its report."""
     output = result_path(folder, name, budget)
     asked = [
         "-m",

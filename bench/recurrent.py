@@ -34,7 +34,7 @@ import onnxruntime
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from recurrent_models import MODELS, RULES, agree, inputs, own_operator, with_weights  # noqa: E402
+from recurrent_models import MODELS, RULES, agree, has_loop, inputs, own_operator, with_weights  # noqa: E402
 from rows import Rows  # noqa: E402
 
 import taso_mirage  # noqa: E402
@@ -109,7 +109,7 @@ def timed(name: str, t: int, folder: Path, with_torch: bool) -> dict[str, Any]:
     wanted = original.run(None, feed)
     agree(wanted, ours.run(None, feed))
     found: dict[str, Any] = {"original": best(original, feed), "ours": best(ours, feed)}
-    if with_torch:
+    if with_torch and has_loop(model):
         found |= in_torch(model, feed, wanted)
     if name in RULES:
         own, given = own_operator(RULES[name], t)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import torch
 from minute import target_of
-from recurrent_models import RULES, agree, inputs, own_operator
+from recurrent_models import RULES, agree, has_loop, inputs, own_operator
 from recurrent_torch import Runs
 
 from taso_mirage.measure import native
@@ -39,9 +39,9 @@ def timed(name: str, t: int, folder: Path, with_torch: bool) -> dict[str, Any]:
     found: dict[str, Any] = {key: quartile(some) for key, some in zip(there, times, strict=True)}
     if name in RULES:
         found |= attempted("operator", lambda: operator(RULES[name], t, folder))
-    if with_torch:
+    model = onnx.load(paths["original"])
+    if with_torch and has_loop(model):
         found["torch"] = torch.__version__
-        model = onnx.load(paths["original"])
         for key, compiled, captured in (
             ("eager", False, False),
             ("compiled", True, False),

@@ -1,5 +1,6 @@
 """The models of `recurrent.py`: loops of recurrent layers as exporters write them, as text of ONNX,
-with their projections where the layer has them in its loop."""
+with their projections where the layer has them in its loop; and a layer of experts that are written
+out, with tokens in the place of steps."""
 
 from __future__ import annotations
 
@@ -141,6 +142,31 @@ GREEDY = """
 """
 
 
+EXPERTS = """
+    g (float[{t}, {n}] X, float[{n}, {e}] W, {weights}) => (float[{t}, {n}] Y) {{
+        m1 = Constant<value = int64[1] {{-1}}>() \n top = Constant<value = int64[1] {{{k}}}>()
+        l = MatMul(X, W) \n p = Softmax(l) \n v, i = TopK(p, top) \n s = ReduceSum(v, m1) \n d = Div(v, s)
+        shape = Shape(p) \n z = ConstantOfShape(shape) \n shares = ScatterElements<axis = 1>(z, i, d)
+        {each}
+        Y = Sum({results})
+    }}
+"""
+EXPERT = """
+        i{j} = Constant<value = int64 {{{j}}}>() \n s{j} = Gather<axis = 1>(shares, i{j}) \n r{j} = Unsqueeze(s{j}, m1)
+        g{j} = MatMul(X, G{j}w) \n a{j} = Sigmoid(g{j}) \n b{j} = Mul(g{j}, a{j}) \n u{j} = MatMul(X, U{j}w)
+        h{j} = Mul(b{j}, u{j}) \n d{j} = MatMul(h{j}, D{j}w) \n y{j} = Mul(d{j}, r{j})
+"""
+
+
+def experts(t: int, count: int, chosen: int, width: int) -> str:
+    """A layer of gated experts for tokens, each of which is written out."""
+    numbers = range(count)
+    weights = ", ".join(f"float[{width}, {width}] {name}{j}w" for j in numbers for name in "GUD")
+    each = "".join(EXPERT.format(j=j) for j in numbers)
+    results = ", ".join(f"y{j}" for j in numbers)
+    return EXPERTS.format(t=t, n=width, e=count, k=chosen, weights=weights, each=each, results=results)
+
+
 def attention(decay: str, update: str) -> Callable[[int], str]:
     """Attention whose state is a matrix for each head."""
     return lambda t: ATTENTION.format(t=t, h=HEADS, k=KEYS, v=VALUES, decay=decay, update=update)
@@ -160,6 +186,7 @@ MODELS: dict[str, Callable[[int], str]] = {
     "streamed convolution": lambda t: STREAMED.format(t=t, n=WIDTH),
     "voice activity": lambda t: VOICE.format(t=t, n=HIDDEN // 2, m=2 * HIDDEN, k=HIDDEN),
     "greedy decoder": lambda t: GREEDY.format(t=t, n=HIDDEN, w=8 * WIDTH),
+    "64 experts": lambda t: experts(t, 64, 4, HIDDEN // 2),
 }
 RULES = {
     "gated delta rule": "gated_delta",
@@ -218,3 +245,7 @@ def agree(wanted: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> None:
     """Raises AssertionError where results differ."""
     for a, b in zip(wanted, found, strict=True):
         np.testing.assert_allclose(b, a, 1e-3, 1e-4)
+
+
+def has_loop(model: onnx.ModelProto) -> bool:
+    return any(node.op_type in ("Scan", "Loop") for node in model.graph.node)

@@ -388,6 +388,8 @@ TABLES = {
     "graphnet-H200-default": graphnet,
     "public-cpu2": public,
     "public-cpu2 findings": findings,
+    "public_ours-cpu2": public,
+    "public_ours-cpu2 findings": findings,
     "public_reports-cpu2": public,
     "public_reports-cpu2 kinds": kinds,
     "compiled-cpu2": public,

@@ -122,14 +122,14 @@ def _turn(run: Callable[[], float]) -> float:
     return float(np.median(times))
 
 
-class Typed(Protocol):
+class HasInputs(Protocol):
     """A session of this process, or of the child process."""
 
     def inputs(self) -> dict[str, Tensor]:
         """The types of the inputs, by name."""
 
 
-def random_feed(session: Typed, seed: int) -> Arrays:
+def random_feed(session: HasInputs, seed: int) -> Arrays:
     """Random inputs of the types that a model of fixed sizes asks for."""
     from taso_mirage.ir.model import repeated_array
 

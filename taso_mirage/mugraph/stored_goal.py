@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -301,12 +302,10 @@ def _framed(node: Node) -> Node:
 
 
 def _fits(value: Node, layout: PartLayout) -> bool:
-    """Whether a kernel gives a value in tiles that have one row of those that are read first; a view
-    of what a kernel gives has no tiles."""
-    if value.op != "kernel":
-        return False
-    tile = value.attr("body").outputs[0].shape
-    return all(tile[axis] == 1 for axis in layout.varying)
+    """Whether a kernel gives a value in tiles that have one row of those that are read first; a
+    view of a kernel's result has no tiles."""
+    body: Any = dict(value.attrs).get("body")
+    return body is not None and all(body.outputs[0].shape[axis] == 1 for axis in layout.varying)
 
 
 def _copied(x: Node, number: int, layout: PartLayout, over: bool) -> Node:

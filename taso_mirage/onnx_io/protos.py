@@ -4,6 +4,7 @@ map types) bypasses it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -31,6 +32,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
         if not isinstance(text, str):  # protobuf returns text that is not UTF-8 as bytes
             raise InvalidModel(f"it is damaged: the text {text!r} is no UTF-8")
     _check_names(proto)
+    _name_outputs_of_calls(proto)
     for graph in _graphs(proto):
         _densify(graph)
     types = {v.name: v.type.SerializeToString() for v in _infos(proto.graph) if _has_map(v.type)}
@@ -55,6 +57,22 @@ def _check_names(proto: onnx.ModelProto) -> None:
         for values in (each.input, each.output):
             if len({*values}) < len(values) or "" in values:
                 raise InvalidModel(f"the function {name} has inputs or outputs of the same name, or of none")
+
+
+def _name_outputs_of_calls(proto: onnx.ModelProto) -> None:
+    """Name the last outputs of calls of the model's functions that have no name.
+
+    onnx-ir leaves them out, and ONNX Runtime refuses a call with fewer outputs than the
+    function.
+    """
+    functions = {(f.domain, f.name, f.overload) for f in proto.functions}
+    taken = {*_texts(proto)} if functions else set()
+    fresh = (name for name in map("unused_{}".format, count()) if name not in taken)
+    for part in (*_graphs(proto), *proto.functions):
+        for node in part.node:
+            if (node.domain, node.op_type, node.overload) in functions:
+                last = max((i for i, name in enumerate(node.output) if name), default=-1)
+                node.output[last + 1 :] = [next(fresh) for _ in node.output[last + 1 :]]
 
 
 def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:

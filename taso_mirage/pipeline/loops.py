@@ -20,6 +20,7 @@ from taso_mirage.search.loops.behind import LighterLoop, results_of, without_out
 from taso_mirage.search.loops.hoisting import hoisted_loop
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.loops.layers import layer_of
+from taso_mirage.search.loops.rerolling import rerolled_sums
 from taso_mirage.search.loops.states import without_states
 from taso_mirage.search.loops.taps import with_convolutions
 from taso_mirage.search.steps import BODIES, RewriteStep
@@ -27,6 +28,7 @@ from taso_mirage.search.steps import BODIES, RewriteStep
 HOISTED = "terms that its states do not change are computed for all steps at once"
 BEHIND = "terms that its states do not read are computed for all steps at once, behind it"
 CLOSED = "the values of its states in all steps are terms of its sequences"
+REROLLED = "the terms of a sum that differ in their weights alone are computed together"
 TimeOf = Callable[[Model], float]
 """The time of a model."""
 
@@ -72,6 +74,29 @@ def rewrite_loops(
     if not steps:
         return model, steps
     return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
+
+
+def reroll_sums(
+    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
+) -> tuple[Model, list[RewriteStep]]:
+    """The model with one term in the place of each sum of many terms that differ in their weights
+    alone, and the steps, if that model takes fewer `seconds`: its kernels are tried later."""
+    steps, outputs = list[RewriteStep](), model.graph.outputs
+    for step in rerolled_sums(outputs, problem.proofs) if job.config.measure else ():
+        outputs = substitute(outputs, step.table)
+        steps.append(step)
+    made = model.with_graph(outputs)
+    if not steps or (seconds is not None and not _is_faster(made, model, seconds)):
+        return model, []
+    job.remarks.append(REROLLED)
+    return made, steps
+
+
+def _is_faster(made: Model, model: Model, seconds: TimeOf) -> bool:
+    try:
+        return seconds(made) < seconds(model)
+    except (TasoMirageError, ValueError):  # a model of more than 2 GB is no message
+        return False
 
 
 def with_loops(result: Result) -> Result | None:

@@ -123,3 +123,17 @@ def test_an_attribute_that_a_run_gives_is_refused(value: Any, monkeypatch: pytes
     monkeypatch.setattr(Op, "_write", lambda op, node, opset: Call("Relu", node.args, {"sides": value}, opset))
     with pytest.raises(Unsupported, match=r"the attribute sides is .*n.*, which a run gives"):
         relu.to_onnx(node, 17)
+
+
+def test_a_call_keeps_outputs_without_a_name() -> None:
+    """ONNX Runtime refuses a call with fewer outputs than the function."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21, "own" : 1]>
+    agraph (float[4] x) => (float[4] y) { unused_0 = own.outer (x)  y, "", "" = own.both (unused_0) }
+    <domain: "own", opset_import: ["" : 21]>
+    both (a, low) => (p, q, r) { p = Relu (a)  q = Neg (a)  r = Clip (a, low) }
+    <domain: "own", opset_import: ["" : 21, "own" : 1]>
+    outer (a) => (p) { "", p, "" = own.both (a) }
+    """
+    before, after = both(text, {"x": np.array([-1, 2, 3, -4], np.float32)})
+    assert before.tolist() == after.tolist() == [1, 0, 0, 4]

@@ -112,7 +112,7 @@ class _Hoisting:
         at = {a: term("gather", whole, self.step, axis=0) for a, whole in given.items()}
         old = term(single.op, *[at.get(a, a) for a in single.args], **dict(single.attrs))
         leaves = (*given.values(), *(a for a in single.args if a not in given), self.step)
-        for whole in _forms(single, given, self.count):
+        for whole in forms_of_all(single, given, self.count):
             new = term("gather", whole, self.step, axis=0)
             if new.type == old.type and self._proved(old, new, leaves):
                 return whole
@@ -186,7 +186,7 @@ def _elements(node: Node) -> int:
     return prod(usual_size(n) for n in node.shape)
 
 
-def _forms(single: Node, given: Mapping[Node, Node], count: Dim) -> Iterator[Node]:
+def forms_of_all(single: Node, given: Mapping[Node, Node], count: Dim) -> Iterator[Node]:
     """Terms of whole sequences that an operator may be: with its axes one further, for one of
     elements with the operands of lower rank aligned, and for one of samples with more of them."""
     rank = max(len(a.shape) for a in single.args if isinstance(a.type, Tensor) and a is not ABSENT)
