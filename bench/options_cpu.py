@@ -1,4 +1,4 @@
-"""Options of ONNX Runtime's CPU provider besides the number of threads: whether any of them makes a
+"""Options of ONNX Runtime's CPU provider, one thread among them: whether any of them makes a
 model faster than the defaults.
 
     python bench/options_cpu.py [NAME ...] [--models DIR] [--small] [--seconds 8] [--repeats 2]
@@ -7,7 +7,9 @@ model faster than the defaults.
 A name is one of the models of `bench/optimize.py`, or of a file NAME.onnx in DIR. A session of each
 of OPTIONS and two of the defaults run in turn, and are opened anew for each repeat; every run
 begins when no thread spins any more. A ratio is the median of those of the rounds, by the first
-session of the defaults; that of the second one shows the noise. Prints a line and writes
+session of the defaults; that of the second one shows the noise. Denormals as zero are missing: the
+thread that opens a process's first session keeps the choice of that session, so two sessions of a
+process do not differ in it. Prints a line and writes
 bench/results/options_cpu-cpu2.json after each row (rows of models that are not named stay).
 """
 
@@ -61,8 +63,9 @@ def without(name: str) -> Callable[[Any], None]:
 OPTIONS: Mapping[str, Callable[[Any], None]] = {
     DEFAULT: lambda options: None,
     "parallel": parallel,
+    "one thread": lambda options: setattr(options, "intra_op_num_threads", 1),
+    "dynamic blocks": entry("session.dynamic_block_base", "4"),
     "no spinning": entry("session.intra_op.allow_spinning", "0"),
-    "denormals are zero": entry("session.set_denormal_as_zero", "1"),
     "no arena": without("enable_cpu_mem_arena"),
     "no memory pattern": without("enable_mem_pattern"),
     "no prepacking": entry("session.disable_prepacking", "1"),

@@ -84,15 +84,12 @@ def gated(m: int, k: int, n: int, size: int, level: int) -> Graph:
     return Graph((x, z, g, *known), (total, down))
 
 
-def convolution(channels: int, side: int, results: int, height: int, width: int, normalized: bool = False) -> Graph:
-    """A convolution that keeps the image's size, and relu; its data may be scaled, shifted and
-    rectified."""
+def convolution(channels: int, side: int, results: int, height: int, width: int) -> Graph:
+    """A convolution that keeps the image's size, and relu."""
     x, w = leaf("x", 1, channels, side, side), leaf("w", results, channels, height, width)
-    known = (leaf("w_scale", channels, 1, 1), leaf("w_shift", channels, 1, 1)) if normalized else ()
-    data = term("relu", term("add", term("mul", x, known[0]), known[1])) if normalized else x
     pads = (height // 2, width // 2) * 2
-    made = term("conv", data, w, strides=(1, 1), pads=pads, dilations=(1, 1), group=1)
-    return Graph((x, w, *known), (term("relu", made),))
+    made = term("conv", x, w, strides=(1, 1), pads=pads, dilations=(1, 1), group=1)
+    return Graph((x, w), (term("relu", made),))
 
 
 PRODUCTS = (
@@ -115,19 +112,6 @@ CONVOLUTIONS = (
     (48, 35, 64, 5, 5),
     (384, 8, 384, 1, 3),
 )
-POINTWISE = (
-    (64, 56, 256),
-    (256, 56, 64),
-    (128, 28, 512),
-    (512, 28, 128),
-    (256, 14, 1024),
-    (1024, 14, 256),
-    (512, 7, 2048),
-    (2048, 7, 512),
-)
-"""Channels, side and results of those of ResNet-50; and of DenseNet-121, with a normalization and a
-relu before them."""
-NORMALIZED = (256, 56, 128), (512, 28, 128), (1024, 14, 512), (768, 14, 128), (768, 7, 128)
 FEW_BITS = [
     (m, k, n, size, level)
     for k, n in ((4096, 4096), (1024, 4096))
@@ -148,11 +132,7 @@ CASES: Mapping[str, Callable[[], Graph]] = {
     },
     **{
         f"convolution {h}x{w}, {c} to {o} channels, {s}x{s}": lambda p=(c, s, o, h, w): convolution(*p)
-        for c, s, o, h, w in (*CONVOLUTIONS, *((*each, 1, 1) for each in POINTWISE))
-    },
-    **{
-        f"normalized convolution 1x1, {c} to {o} channels, {s}x{s}": lambda p=(c, s, o, 1, 1, True): convolution(*p)
-        for c, s, o in NORMALIZED
+        for c, s, o, h, w in CONVOLUTIONS
     },
 }
 

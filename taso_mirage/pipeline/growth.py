@@ -10,19 +10,24 @@ from dataclasses import replace
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
 from taso_mirage.measure.session import weight_bytes
+from taso_mirage.measure.target import Target, full_level
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import Equation
 from taso_mirage.search.duplicate_weights import shared_weights
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
 from taso_mirage.search.steps import RewriteStep, replay
+from taso_mirage.search.weights_at_load import made_at_load
 from taso_mirage.system.wording import option
 
 GROWTH = 1.2
 """The largest growth of a result relative to the original without consent."""
+NOTICED = 1.05
+"""The growth from which on weights are made at load instead of stored."""
 LITTLE = 1 << 20
 """The number of bytes by which a result may always be larger."""
 NOT_TRIED = "not tried, as the file would grow"
@@ -33,7 +38,8 @@ def within_growth(job: Job, result: Result) -> Result:
     allow it."""
     if not result.changed:
         return result
-    result = replace(result, model=shared_weights(result.model))
+    model, steps = _smaller(result.original, shared_weights(result.model), result.target, result.rules.equations)
+    result = replace(result, model=model, steps=(*result.steps, *steps))
     said = grown(result.original, result.model)
     if said is None:
         return result
@@ -42,6 +48,15 @@ def within_growth(job: Job, result: Result) -> Result:
         return result.noted(f"the file grew {said}")
     kept = f"the file would grow {said}: the original's graph is kept; {option('may_grow', True)} writes the larger one"
     return result.unchanged(kept, job.config.target)
+
+
+def _smaller(
+    original: Model, model: Model, target: Target, equations: Iterable[Equation]
+) -> tuple[Model, Sequence[RewriteStep]]:
+    """The model; where it is noticeably larger than the original, without weights that the target's
+    runtime makes when a session is opened, with the steps by these equations."""
+    little = stored_bytes(model) <= NOTICED * stored_bytes(original)
+    return (model, ()) if little or target != full_level(target) else made_at_load(model, equations)
 
 
 def grown(original: Model, model: Model) -> str | None:
@@ -66,7 +81,9 @@ def small(job: Job, problem: Problem, candidate: ModelCandidate) -> ModelCandida
     """The candidate; if its file would grow without consent, without the kinds of rewrites that
     enlarge weights. Otherwise the fastest candidate might not be written."""
     said = None if job.config.may_grow or job.stop.asked else grown(problem.model, candidate.model)
-    said = said and grown(problem.model, shared_weights(candidate.model))  # which reads all weights
+    if said is not None:
+        once = shared_weights(candidate.model)  # which reads all weights
+        said = grown(problem.model, _smaller(problem.model, once, candidate.target, job.config.applied.equations)[0])
     if said is None:
         return candidate
     outputs = problem.model.graph.outputs

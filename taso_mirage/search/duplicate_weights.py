@@ -45,13 +45,19 @@ def shared_weights(model: Model) -> Model:
         return model
     old = model.nodes()
     new = dict(zip(old, substitute(old, table), strict=True))
+    return with_terms_replaced(model, table, new)
+
+
+def with_terms_replaced(model: Model, gone: Mapping[Node, Node], new: Mapping[Node, Node]) -> Model:
+    """The model with a `new` term for each of its terms, and the weights that these read; facts
+    about terms move with them, except those about terms that are `gone`."""
     outputs = tuple(new[output] for output in model.graph.outputs)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     return replace(
         model.with_graph(outputs, {name: each for name, each in model.weights.items() if name in kept}),
-        names=_moved(model.names, table, new),
-        origins=_moved(model.origins, table, new),
-        opaque=_moved(model.opaque, table, new),
+        names=_moved(model.names, gone, new),
+        origins=_moved(model.origins, gone, new),
+        opaque=_moved(model.opaque, gone, new),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from certificate_cases import certified, followed
 from commandline import result_of, run
 from onnx import TensorProto, helper, numpy_helper
 from small_models import F, model, w, x
@@ -37,6 +39,8 @@ from taso_mirage.search.duplicate_weights import duplicate_weights, shared_weigh
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.steps import RewriteStep, replay
+from taso_mirage.search.weights_at_load import made_at_load
+from taso_mirage.targets.onnx_runtime import inference_session
 
 QUICK = Config(budget=0.0, measure=False)
 
@@ -233,7 +237,7 @@ def test_what_is_stored_is_counted() -> None:
     assert growth.stored_bytes(made) == 2 * 4 * 64 * 64 + 1000
 
 
-def grown_by(laws: list[str], outputs: tuple[Node, ...], config: Config) -> tuple[Job, Model, Model]:
+def grown_by(laws: list[str], outputs: tuple[Node, ...], config: Config) -> tuple[Job, ModelCandidate, Model]:
     """The job of a model to which laws were applied, the changed model, and the model as it was."""
     job, made = Job(config, quiet, Stop(), CostCache(None)), model((x(1, 256, 8, 8),), outputs)
     problem, steps = pose(job, made), list[RewriteStep]()
@@ -247,7 +251,7 @@ def grown_by(laws: list[str], outputs: tuple[Node, ...], config: Config) -> tupl
         steps.append(applied[0])
         outputs = replay(outputs, applied[:1])
     given = ModelCandidate("all", made, tuple(steps), 0.0, CPU)
-    return job, growth.small(job, problem, problem.without(given, steps, (), "all")).model, made
+    return job, growth.small(job, problem, problem.without(given, steps, (), "all")), made
 
 
 def enlarged(*bias: Node) -> Node:
@@ -261,7 +265,8 @@ def enlarged(*bias: Node) -> Node:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_what_would_make_a_file_too_large_is_left_out_and_the_rest_stays(allowed: bool) -> None:
     silu = term("mul", enlarged(), term("sigmoid", enlarged()))
-    job, found, made = grown_by(["conv.54", "quick_gelu.0"], (silu,), Config(measure=False, may_grow=allowed))
+    job, candidate, made = grown_by(["conv.54", "quick_gelu.0"], (silu,), Config(measure=False, may_grow=allowed))
+    found = candidate.model
     kinds = ["conv_transpose"] if allowed else ["resize", "conv"]
     assert [n.op for n in found.nodes() if n.args] == [*kinds, "quick_gelu"]
     assert (growth.stored_bytes(found) > growth.GROWTH * growth.stored_bytes(made)) is allowed
@@ -272,12 +277,58 @@ def test_what_would_make_a_file_too_large_is_left_out_and_the_rest_stays(allowed
 def test_rewrites_that_enlarge_one_weight_together_are_both_left_out() -> None:
     """Without one of them alone the weight is still there."""
     outputs = (enlarged(), term("relu", term("neg", term("neg", enlarged(w(256, name="b"))))))
-    job, found, made = grown_by(["conv.54", "conv.55"], outputs, Config(measure=False))
+    job, candidate, made = grown_by(["conv.54", "conv.55"], outputs, Config(measure=False))
+    found = candidate.model
     assert sorted(n.op for n in found.nodes() if n.args) == ["conv", "conv", "neg", "neg", "relu", "resize"]
     assert growth.stored_bytes(found) == growth.stored_bytes(made)
     (note,) = job.remarks
     assert "'conv.54'" in note
     assert "'conv.55'" in note
+
+
+def read_twice(alpha: float = 1.0) -> tuple[Node, ...]:
+    """A weight of 64 KiB that two products read: one transposed, one as it is."""
+    rows, shared = term("reshape", x(1, 256, 8, 8), shape=(128, 128)), w(128, 128, name="k")
+    product = term("gemm", rows, shared, w(128, name="b"), transB=1, alpha=alpha)
+    return term("relu", product), term("tanh", term("matmul", rows, shared))
+
+
+def test_a_weight_in_another_order_is_made_at_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ONNX Runtime computes the transposition when it opens the file, and the product reads it."""
+    monkeypatch.setattr(growth, "LITTLE", 0)
+    job, candidate, made = grown_by(["gemm.5"], read_twice(), Config(measure=False))
+    assert not job.remarks
+    result = replace(optimize_model(made, QUICK).of(candidate), weights=candidate.model.weights)
+    result = growth.within_growth(job, result)
+    stored, written = candidate.model, result.model
+    assert growth.stored_bytes(stored) > 1.9 * growth.stored_bytes(made)
+    assert growth.stored_bytes(written) == growth.stored_bytes(made)
+    followed(certified(made, result, tmp_path), strict=True)
+    inference_session(serialize(written), ["CPUExecutionProvider"], dump=str(tmp_path / "ran.onnx"))
+    ran = [node.op_type for node in onnx.load(tmp_path / "ran.onnx").graph.node]
+    assert "Transpose" not in ran
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 256, 8, 8)).astype(np.float32)}
+    results = [Session(serialize(each)).run(feeds) for each in (stored, written)]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_weight_stays_where_it_cannot_be_made_at_load() -> None:
+    """A product by two would be merged with the transposition, and other numbers are no
+    elements of the weight."""
+    turned = term("transpose", w(128, 128, name="k"), perm=(1, 0))
+    rows, array = x(128, 128), np.random.default_rng(0).normal(size=(128, 128)).astype(np.float32)
+    plain = term("gemm", rows, w(128, 128, name="t"), w(128, name="b"))
+    for product, content, same in (
+        (plain, array.T, False),
+        (plain, array.T + 1, True),
+        (term("gemm", *plain.args, alpha=2.0), array.T, True),
+        (term("gemm", *plain.args, transA=1), array.T, True),
+    ):
+        made = model((rows,), (product, term("matmul", rows, w(128, 128, name="k"))))
+        stored = {"t": StoredWeight(np.ascontiguousarray(content), turned), "k": StoredWeight(array)}
+        made = replace(made, weights={**made.weights, **stored})
+        assert (made_at_load(made, rules())[0] is made) is same
 
 
 def test_a_little_more_is_no_question(tmp_path: Path) -> None:

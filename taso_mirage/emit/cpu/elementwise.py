@@ -32,8 +32,8 @@ class ElementwiseFunction:
     """A function `body` of tensors, which are at places of the list `tensors` of a block.
 
     `shape`: of the result. `columns`: how many of its last dims are one row. `place`: of the
-    result; None if the caller says where the neighbours go. `given`: the place and the shape of
-    each input of the body, whose shape broadcasts to that of the result.
+    result. `given`: the place and the shape of each input of the body, whose shape broadcasts to
+    that of the result.
 
     Raises Unsupported for operands that are cut within a row.
     """
@@ -41,14 +41,13 @@ class ElementwiseFunction:
     body: Graph
     shape: Shape
     columns: int
-    place: int | None
+    place: int
     given: Sequence[tuple[int, Shape]]
 
     def text(self, name: str, rows: bool = False) -> str:
         """The function, as a class with the member `of`; with `rows`, `block` runs it on a row."""
-        parameters = ["void** tensors", "size_t row", "size_t column", "size_t count"]
-        parameters += ["float* y"] if self.place is None else []
-        made = function_text(ProgramFunction("of", tuple(parameters), tuple(self._statements()), "static void"))
+        parameters = "void** tensors", "size_t row", "size_t column", "size_t count"
+        made = function_text(ProgramFunction("of", parameters, tuple(self._statements()), "static void"))
         whole = [f"struct {name} {{", *("  " + line for line in made.splitlines())]
         if rows:
             call = v.of(static_cast("void**", "data"), v.row, 0, dim_product(self.shape[-self.columns :]))
@@ -68,8 +67,7 @@ class ElementwiseFunction:
             size = (COUNT if whole else 1,)
             leaves[leaf] = variable(f"x{i}", Tensor(leaf.dtype, size))
             values[leaves[leaf]] = CppBuffer(leaf.dtype, size, f"x{i}", (1,))
-        if self.place is not None:
-            yield self._pointer("y", self.place, self._row(self.shape) + v.column, "")
+        yield self._pointer("y", self.place, self._row(self.shape) + v.column, "")
         (made,) = interpret(retyped(self.body.outputs, leaves), lazy, values).values()
         schedule = LoopSchedule(memory)
         schedule.run([(lazy.expand(made, (COUNT,)), CppBuffer("float32", (COUNT,), "y", (1,)), False)])

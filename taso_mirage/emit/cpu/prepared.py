@@ -70,9 +70,6 @@ class TemplateInstance:
     """How many of the last dims of data and results are a row of elementwise functions."""
     results: str = ""
     """The class of `followed.h` that lists the results of a block."""
-    takes_prologue: bool = False
-    """Whether the last argument of the template is the class of the prologue, or void, which its
-    blocks call on rows of the data."""
     function: tuple[Graph, int] | None = None
     """A function of numbers that its blocks call on rows of so many columns: its last argument is a
     class with the member `of`, which reads the first tensors of a list and writes the next."""
@@ -146,11 +143,10 @@ class PreparedTerm:
         said = [*map(str, self.kind.sizes), *(str(each).lower() for each in switches)]
         called = self._called(f"{self.name}_function")
         said += [f"{self.name}_function"] if called else []
-        said += [f"{self.name}_prologue" if self.prologue else "void"] if self.kind.takes_prologue else []
         base = f"{self.kind.name}<{', '.join(said)}>"
         base = f"Followed<{base}, {self.kind.results}, {self.name}_epilogue>" if self.epilogue else base
         texts = [*called, *([self.epilogue.text(f"{self.name}_epilogue")] if self.epilogue else [])]
-        texts += [self.prologue.text(f"{self.name}_prologue", self.prologue_first)] if self.prologue else []
+        texts += [self.prologue.text(f"{self.name}_prologue", rows=True)] if self.prologue else []
         return "\n".join([*texts, f"using {self.name} = {base};"])
 
     def _called(self, name: str) -> list[str]:
@@ -175,21 +171,13 @@ class PreparedTerm:
 
     @property
     def prologue(self) -> ElementwiseFunction | None:
-        """The function that computes the data. If it runs before the blocks, the data of the term
-        is the last tensor of a block."""
+        """The function that computes the data; the data of the term is the last tensor of a
+        block."""
         body, epilogue = body_of(self.node, "prologue"), body_of(self.node)
         count = 0 if epilogue is None else len(epilogue.inputs) - 1
-        if body is None:
-            return None
-        place, data = (0, OTHERS + len(self.others)) if self.prologue_first else (None, 0)
-        return self._function(body, self.node.args[0], place, data, count)
+        return None if body is None else self._function(body, self.node.args[0], 0, OTHERS + len(self.others), count)
 
-    @property
-    def prologue_first(self) -> bool:
-        """Whether there is a prologue that runs before the blocks."""
-        return body_of(self.node, "prologue") is not None and not self.kind.takes_prologue
-
-    def _function(self, body: Graph, like: Node, place: int | None, first: int, begin: int) -> ElementwiseFunction:
+    def _function(self, body: Graph, like: Node, place: int, first: int, begin: int) -> ElementwiseFunction:
         """A function whose result has the type of a tensor, from the tensor number `first` of a
         block and from the other operands from number `begin` on."""
         others = list(enumerate(self.others, OTHERS))[begin : begin + len(body.inputs) - 1]
@@ -307,10 +295,10 @@ class PreparedCalls:
             digits[key] = self.places.room(dim_product((count, bytes)))
         read += [self.places.of(made.node)[0], v[f"&{rows}"] if free else v.nullptr, digits.get(key, v.nullptr)]
         read += [v["const_cast<void*>"](static_cast("const void*", self.places.of(a)[0])) for a in made.others]
-        if made.prologue_first:
+        if made.prologue is not None:
             read = [self.places.room(4 * dim_product(x.shape)), *read[1:], read[0]]
         yield Let(tensors, expression(read), "void*")
-        if made.prologue_first:
+        if made.prologue is not None:
             count = dim_product(x.shape[: -made.kind.columns])
             yield v.run(f"{made.name}_prologue::block", count, tensors, "parallel_for", "pool")
         if fresh:
