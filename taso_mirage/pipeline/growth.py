@@ -7,12 +7,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
-from taso_mirage.measure.session import weight_bytes
+from taso_mirage.measure.session import open_in_child, weight_bytes
 from taso_mirage.measure.target import Target, full_level
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size
+from taso_mirage.pipeline.fuse.kernel_check import KernelCheck
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.report.result import Result
@@ -38,7 +40,10 @@ def within_growth(job: Job, result: Result) -> Result:
     allow it."""
     if not result.changed:
         return result
-    model, steps = _smaller(result.original, shared_weights(result.model), result.target, result.rules.equations)
+    once = shared_weights(result.model)
+    model, steps = _smaller(result.original, once, result.target, result.rules.equations)
+    if model is not once and not _passes(result, model):
+        model, steps = once, ()
     result = replace(result, model=model, steps=(*result.steps, *steps))
     said = grown(result.original, result.model)
     if said is None:
@@ -48,6 +53,16 @@ def within_growth(job: Job, result: Result) -> Result:
         return result.noted(f"the file grew {said}")
     kept = f"the file would grow {said}: the original's graph is kept; {option('may_grow', True)} writes the larger one"
     return result.unchanged(kept, job.config.target)
+
+
+def _passes(result: Result, model: Model) -> bool:
+    """Whether another model passes the check of a result."""
+    check = KernelCheck(result.original, result.cases, result.target, False)
+    try:
+        found = check.whole(model, open_in_child(model, result.target), library=False)
+    except TasoMirageError:
+        return False
+    return bool(found) and all(each.passed for each in found)
 
 
 def _smaller(

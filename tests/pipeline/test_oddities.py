@@ -313,6 +313,21 @@ def test_a_weight_in_another_order_is_made_at_load(monkeypatch: pytest.MonkeyPat
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_weight_that_is_made_wrongly_at_load_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is checked again after weights are made at load."""
+    monkeypatch.setattr(growth, "LITTLE", 0)
+    job, candidate, made = grown_by(["gemm.5"], read_twice(), Config(measure=False, may_grow=True))
+    result = replace(optimize_model(made, QUICK).of(candidate), weights=candidate.model.weights)
+
+    def wrong(model: Model, equations: Any) -> tuple[Model, list[Any]]:
+        first, *others = model.graph.outputs
+        return model.with_graph((term("neg", first), *others)), []
+
+    monkeypatch.setattr(growth, "made_at_load", wrong)
+    found = growth.within_growth(job, result)
+    assert found.model.graph.outputs == candidate.model.graph.outputs
+
+
 def test_a_weight_stays_where_it_cannot_be_made_at_load() -> None:
     """A product by two would be merged with the transposition, and other numbers are no
     elements of the weight."""
