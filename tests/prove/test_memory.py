@@ -66,7 +66,8 @@ def objects() -> Counter[str]:
 
 @pytest.mark.sampled(3)
 def test_calls_of_the_api_leave_no_objects_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls are of the same models and of others."""
+    """The calls are of the same models and of others. A call may be the first that has the time for
+    a part of the search, which makes what is kept from then on: a leak shows in every round."""
     models = [onnx.load_from_string(random_model(seed)) for seed in (7, 12)]
     monkeypatch.setattr(proofs, "_FOUND", {})
     monkeypatch.setattr(proofs, "MOST", 8)
@@ -75,12 +76,16 @@ def test_calls_of_the_api_leave_no_objects_behind(monkeypatch: pytest.MonkeyPatc
         for i in range(count):
             taso_mirage.optimize(models[i % 2], measure=False, kernels="off", budget=0.2)
 
+    def growth() -> Counter[str]:
+        before = objects()
+        calls(6)
+        return objects() - before
+
     calls(4)
-    before = objects()
-    calls(10)
-    more = objects() - before
-    assert sum(more.values()) < 100, more.most_common(5)
+    rounds = [growth() for _ in range(3)]
+    assert min(sum(each.values()) for each in rounds) < 50, [each.most_common(5) for each in rounds]
+    known = objects()["Model"]
     for seed in range(2, 8):
         taso_mirage.optimize(onnx.load_from_string(random_model(seed)), measure=False, kernels="off", budget=0.2)
     assert 0 < len(proofs._FOUND) <= proofs.MOST
-    assert objects()["Model"] <= before["Model"]
+    assert objects()["Model"] <= known
