@@ -28,6 +28,7 @@ from taso_mirage.ir.terms import (
     Node,
     Tensor,
     Type,
+    constant,
     is_part,
     substitute,
     topological,
@@ -140,6 +141,24 @@ class OpenedLoop:
         new = self.outputs[state]
         type = Tensor(new.dtype, (self.count, *new.shape))
         return replace(self, outputs=(*self.outputs, new), types=(*self.types, type)).result(len(self.outputs))
+
+    def unrolled(self) -> list[tuple[Node, Node]]:
+        """Each result of a loop of a known number of steps, with the term that its steps give, one
+        over the results of the one before: its definition (`op_specs/scan.py`)."""
+        if not isinstance(self.count, int) or not self.count:
+            raise Unsupported(f"a loop of {self.count} steps, which cannot be written out")
+        states, found = [*self.firsts], list[tuple[Node, ...]]()
+        order = topological(self.outputs, stop=self.closed)
+        for step in range(self.count):
+            place = constant(self.count - 1 - step if self.backward else step)
+            given = {**dict(zip(self.leaves, states, strict=True)), step_at(self.closed.depth): place}
+            made = substitute(self.outputs, given, order)
+            states = [*made[: len(states)]]
+            found.append(made[len(states) :])
+        stack, unsqueeze = get("concat"), get("unsqueeze")
+        values = zip(*(found[::-1] if self.backward else found), strict=True)
+        wholes = [stack.term(*[unsqueeze.term(x, axes=(0,)) for x in each], axis=0) for each in values]
+        return [(self.result(i), each) for i, each in enumerate([*states, *wholes])]
 
     def behind(self, index: int, states: Sequence[int], whole: Node) -> tuple[Node, Node] | None:
         """A result of all steps that depends on no state but through the new values of some: as the
@@ -311,6 +330,15 @@ class Opened:
             self.names[name] = array_digest(given.numpy())
             self.arrays[self.names[name]] = given
         return self.names[name]
+
+    def loop_of(self, term: Node) -> OpenedLoop:
+        """A loop that is a term of its body over opened terms; its results are among those of
+        loops."""
+        made = self._term_loop(term)
+        loop = self.loops[made] if made in self.loops else self.results[made][0]
+        for index in range(len(loop.types)):
+            self._result(loop, index)
+        return loop
 
     def _term_loop(self, term: Node) -> Node:
         """A loop that is a term of its body."""
