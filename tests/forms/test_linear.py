@@ -171,7 +171,7 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
     data, weights = x("x", 1, 3), x("w", 3, 5)
     with pytest.raises(IllTyped, match="linear of"):
         term("linear", data, x("w", 2, 3, 5))
-    with pytest.raises(IllTyped, match="added to columns"):
+    with pytest.raises(IllTyped, match="added along axis -1"):
         term("linear", data, weights, x("b", 1))
     with pytest.raises(IllTyped, match="added to results"):
         term("linear", data, weights, ABSENT, x("z", 5))
