@@ -373,6 +373,7 @@ def test_threads_export_one_after_the_other() -> None:
         warnings.filterwarnings("error", message="taso_mirage")
         for rows, found in zip((2, 3, 4, 2), threads.map(run, (2, 3, 4, 2)), strict=True):
             torch.testing.assert_close(found, LINEAR(X[:rows]).detach())
+    assert graphs
     assert all(graph.results for graph in graphs)
 
 

@@ -46,7 +46,7 @@ def _python(*args: object, cwd: Path, path: Path | None = None) -> subprocess.Co
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     extra = {} if path is None else {"PYTHONPATH": str(path)}
     done = subprocess.run(
-        [sys.executable, *map(str, args)], cwd=cwd, env=kept | extra, capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, args)], cwd=cwd, env=kept | extra, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
