@@ -192,9 +192,9 @@ def test_passes_and_search_measure_no_term_on_a_known_machine() -> None:
 # ---------------------------------------------------------------- states
 
 
-def _chain(count: int) -> Node:
-    """Terms over an image of 16 MB that the runtime runs one by one."""
-    node = x(1, 64, 256, 256)
+def _chain(count: int, side: int = 256) -> Node:
+    """Terms over an image (of 16 MB at side 256) that the runtime runs one by one."""
+    node = x(1, 64, side, side)
     for _ in range(count):
         node = term("tanh", node)
     return node
@@ -209,8 +209,9 @@ def test_the_first_state_is_kept_unless_another_is_clearly_faster(seconds: list[
 def test_a_clearly_faster_state_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other work, runs go on until the difference is clear."""
     monkeypatch.setattr(Weighted, "in_turn", partialmethod(Weighted.in_turn, seconds=600.0))
-    assert weighted().fastest([(_chain(6),), (_chain(1),)]) == 1
-    assert weighted().fastest([(_chain(1),), (_chain(6),)]) == 0
+    one, six = _chain(1, 64), _chain(6, 64)
+    assert weighted().fastest([(six,), (one,)]) == 1
+    assert weighted().fastest([(one,), (six,)]) == 0
 
 
 def test_states_measured_once_are_not_measured_again() -> None:
