@@ -62,6 +62,7 @@ def test_generated_code_computes_the_goal(name: str, interpreted: Path) -> None:
     agrees(name, np.load(interpreted / f"{name}.npy"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90, 100])
 @pytest.mark.parametrize("name", ["rmsnorm_gamma_bias", "attention_split", "rotated", "one_query_float16"])
 def test_compiles_without_a_gpu(name: str, capability: int) -> None:
@@ -73,6 +74,7 @@ def test_compiles_without_a_gpu(name: str, capability: int) -> None:
         assert each.buffers == next(x.buffers for x in program.launches if x.name == each.symbol)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "capability"), [("attention_cluster", 90), ("spread_cluster", 100)])
 def test_clusters_exchange_through_shared_memory(name: str, capability: int) -> None:
     program = codegen.program(CASES[name]()[0])
@@ -93,6 +95,7 @@ def test_only_the_block_that_stores_gets_what_none_combines_again() -> None:
     assert 'exchanged(reduce_sum, "sum", 4, 4)' in parts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("splits", "capability"), [(4, 89), (16, 120)])
 def test_a_gpu_without_such_clusters_gets_no_kernel(splits: int, capability: int) -> None:
     graph, _ = mugraphs.attention_cluster(splits=splits, keys=6 * splits)

@@ -23,6 +23,7 @@ from taso_mirage.errors import InvalidModel, InvalidOption, RuntimeUnavailable
 from taso_mirage.folder import Folder
 from taso_mirage.system.files import file_digests
 
+pytestmark = pytest.mark.sampled(2)
 
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 QUICK = ("--no-measure", "--budget", 5)

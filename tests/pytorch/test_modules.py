@@ -28,6 +28,7 @@ from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]

@@ -83,6 +83,7 @@ def test_a_folder_is_written_by_one_run(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.sampled(2)
 def test_what_another_run_is_writing_is_not_taken_for_a_strangers(tmp_path: Path) -> None:
     """The other run has written a model, and not the list of its files yet."""
     models, out = tmp_path / "models", tmp_path / "out"
@@ -96,6 +97,7 @@ def test_what_another_run_is_writing_is_not_taken_for_a_strangers(tmp_path: Path
         assert f"process {other.pid}" in said
 
 
+@pytest.mark.sampled(2)
 def test_an_interrupt_lets_go(tmp_path: Path) -> None:
     output = tmp_path / "faster.onnx"
     with at_work(MINI, "--budget", "60", "-o", output, lock=lock_file(output), stopped=False) as other:
