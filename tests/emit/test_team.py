@@ -141,7 +141,7 @@ def teams() -> Callable[[str, int], np.ndarray]:
     matrix = (rng.normal(size=(DEPTH, COLUMNS)) / 4).astype(np.float32)
 
     def rows(name: str, way: int) -> np.ndarray:
-        """Those of the second of two runs, whose matrices differ."""
+        """The rows of the second of two runs, whose matrices differ."""
         made = np.empty((STEPS, COLUMNS), np.float32)
         for each in (-matrix, matrix):
             state = np.full(DEPTH, 0.5, np.float32)
