@@ -10,6 +10,7 @@ from taso_mirage.emit.cpu.buffer_layouts import strides_of
 from taso_mirage.emit.cpu.lazy_tensors import Affine, BestColumn, CppBuffer
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.printer import expression_text, static_cast
+from taso_mirage.emit.cpu.step_objects import StepObjects
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
@@ -18,12 +19,12 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 NARROW = 128
 """The number of columns up to which a block of rows has all of its results in registers while it
 goes through all of k."""
-TEAM = 1 << 18
-"""The least number of bytes of a matrix of which two threads read a half each in every step of a
-loop: others are read faster than the threads wait for each other."""
-TEAM_COLUMNS, TEAM_MOST = 32, 4096
-"""The number of columns that two halves of whole vectors have, and the largest number of elements
-of a row, and of half of its product (`team.h`)."""
+TEAM, TEAM_MOST = 1 << 18, 1 << 25
+"""The bytes of a matrix of which two threads read a half each in every step of a loop: smaller ones
+are read faster than the threads wait for each other, and larger ones stay in no cache, so a copy is
+no faster (`team.h`)."""
+TEAM_COLUMNS = 32
+"""The number of columns that two halves of whole vectors have."""
 VECTOR = 4
 """The least number of contiguous elements for which a vector is worth it."""
 
@@ -54,10 +55,11 @@ def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[St
     made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
     sizes = {x: n for arg, letters in pairs for x, n in zip(letters, arg.shape, strict=True) if n != 1}
     result = [x for x in sizes if x in value.letters[2]]
-    shared = [not item.update and schedule.address(x).name in schedule.room.shared for x in value.args]
+    objects = None if item.update else schedule.room.objects
+    fixed = [objects if objects is not None and schedule.address(x) in objects else None for x in value.args]
     ways = (
         found
-        for a, b, own in ((left, right, shared[1]), (right, left, shared[0]))
+        for a, b, own in ((left, right, fixed[1]), (right, left, fixed[0]))
         for found in (_columns(sizes, result, a, b, made, own), _rows(sizes, result, a, b, made))
     )
     product = next((found for found in ways if found is not None), None) or _single(sizes, result, left, right, made)
@@ -89,10 +91,10 @@ def _long(size: Dim) -> bool:
 
 
 def _columns(
-    sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side, shared: bool = False
+    sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side, fixed: StepObjects | None = None
 ) -> Scope | None:
-    """Contiguous elements of b and of the result, along a letter that a lacks. `shared`: by the
-    threads of a team."""
+    """Contiguous elements of b and of the result, along a letter that a lacks. `fixed`: those of b
+    where it is the same in all steps."""
     wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
     if not wide:
         return None
@@ -103,19 +105,19 @@ def _columns(
     args = (a.at(outer), a.step(m), a.step(k), b.at(outer), b.step(k), c.at(outer), c.step(m))
     narrow = usual_size(sizes[n]) <= NARROW
     shape = sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)
-    if shared and not narrow and not outer and _has_halves(shape):
-        return _looped(outer, sizes, _call("shared_streamed", shape, (v["*team"], *args)), "half of it by each thread")
+    if fixed is not None and fixed.together and not narrow and not outer and _has_halves(shape):
+        added = v[f"{fixed.matrix(b.pointer, b.step(k), *shape[1:])}.add"](a.pointer, a.step(k), c.pointer)
+        return _looped(outer, sizes, added, "half of it by each thread")
     call = _call("columns" if narrow else "streamed", shape, args)
     why = "results in registers" if narrow else "long rows, few of them at a time"
     return _looped(outer, sizes, call, f"vectors along {n}, {why}")
 
 
 def _has_halves(shape: Sequence[Dim]) -> bool:
-    """Whether two threads can share a product of one row with a matrix."""
+    """Whether two threads can share the product of one row with a matrix."""
     rows, columns, depth = shape
     known = rows == 1 and isinstance(columns, int) and isinstance(depth, int)
-    large = known and 4 * usual_size(columns) * usual_size(depth) >= TEAM
-    return large and columns % TEAM_COLUMNS == 0 and max(usual_size(columns) // 2, usual_size(depth)) <= TEAM_MOST
+    return known and TEAM <= 4 * usual_size(columns) * usual_size(depth) <= TEAM_MOST and columns % TEAM_COLUMNS == 0
 
 
 def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:
