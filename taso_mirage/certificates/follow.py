@@ -29,7 +29,8 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, top
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.content_terms import LoopWithoutState, Opened, OpenedLoop, matching, opened
+from taso_mirage.onnx_io.content_terms import Opened, matching, opened
+from taso_mirage.onnx_io.opened_loops import LoopWithoutState, OpenedLoop
 from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret

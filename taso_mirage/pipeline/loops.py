@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
@@ -94,9 +95,10 @@ def reroll_chains(
     """The model with a loop, in its fastest form, in the place of each recurrence whose steps are
     written out, and the steps, if that model takes fewer `seconds`."""
     steps, outputs = list[RewriteStep](), model.graph.outputs
-    for step in rerolled_chains(outputs, problem.proofs) if job.config.measure else ():
-        outputs = substitute(outputs, step.table)
-        steps.append(step)
+    with suppress(TasoMirageError):  # a loop without a type
+        for step in rerolled_chains(outputs, problem.proofs) if job.config.measure else ():
+            outputs = substitute(outputs, step.table)
+            steps.append(step)
     if not steps:
         return model, []
     loops = [loop for step in steps for loop in step.unrolled]

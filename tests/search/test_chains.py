@@ -49,6 +49,7 @@ ARRAYS = {
     "W": RNG.normal(size=(3, 4)).astype(np.float32),
     "R": RNG.normal(size=(4, 4)).astype(np.float32),
     "O": RNG.normal(size=(4, 2)).astype(np.float32),
+    "S": RNG.normal(size=(4, 4)).astype(np.float32),
     "T": RNG.normal(size=(4, 4)).astype(np.float32),
     "one": np.array([1]),
 }
@@ -56,7 +57,7 @@ FEEDS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in (("h
 
 
 def model(
-    changes: Mapping[int, Mapping[str, str]] = {},  # noqa: B006 (it is not changed)
+    changes: Mapping[int, Mapping[str, str]] = {},
     cell: Mapping[str, str] = CELL,
     count: int = COUNT,
     order: tuple[int, ...] = (),
@@ -149,7 +150,7 @@ def test_a_recurrence_from_the_last_element_on_is_a_loop_backward() -> None:
 
 def test_layers_of_one_step_become_loops_one_after_the_other() -> None:
     upper = {
-        f"{name}U": made.replace("x{t}", "h{t}").replace("W", "R").replace("c{", "cU{").replace("h{s}", "hU{s}")
+        f"{name}U": made.replace("x{t}", "h{t}").replace("c{", "cU{").replace("h{s}", "hU{s}")
         for name, made in CELL.items()
         if name not in ("x", "y", "u")
     }
@@ -157,10 +158,10 @@ def test_layers_of_one_step_become_loops_one_after_the_other() -> None:
     for name in upper:
         for own in names:
             upper[name] = upper[name].replace(f"{own}{{t}}", f"{own}U{{t}}")
-    upper["pU"] = "MatMul(h{t}, T)"
+    upper |= {"pU": "MatMul(h{t}, T)", "qU": "MatMul(hU{s}, S)"}
     cell: dict[str, str] = {**{n: m for n, m in CELL.items() if n not in ("y", "u")}, **upper}
     cell |= {"y": "MatMul(hU{t}, O)", "u": CELL["u"]}
-    proto = model(cell=cell, changes={1: {"qU": "MatMul(h0, R)", "kU": "Mul(fU1, c0)"}})
+    proto = model(cell=cell, changes={1: {"qU": "MatMul(h0, S)", "kU": "Mul(fU1, c0)"}})
     before, after, steps = rerolled(proto)
     assert [count_of(each) for each in loops(after)] == [COUNT, COUNT]
     followed(before, after, steps)
@@ -192,8 +193,8 @@ LATER = {
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_step_that_is_another_one_stays(name: str) -> None:
-    """Of 10 steps none are alike FEWEST times in a row, if the sixth is another one; of 20 only
-    those after it are a loop."""
+    """If the sixth of 10 steps is another one, not FEWEST of them in a row are alike; of 20 only
+    those after it become a loop."""
     proto = model({6: LATER[name]})
     assert rerolled(proto)[2] == []
     proto = model({6: LATER[name]}, count=20)

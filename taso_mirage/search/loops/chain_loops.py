@@ -16,21 +16,24 @@ from taso_mirage.ir.terms import Graph, Node, constant, substitute, variable
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import results_of
-from taso_mirage.search.loops.chains import Chain, Steps, Written, chains
-from taso_mirage.search.loops.parts import Parts
-from taso_mirage.search.loops.rerolling import proved
+from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains
+from taso_mirage.search.loops.parts import SuccessiveParts
+from taso_mirage.search.loops.rerolling import add_proved
 from taso_mirage.search.steps import BODIES, RewriteStep
+
+MOST = 2048
+"""The most elements of sequences that are proved to be the parts that steps read."""
 
 
 def rerolled_chains(outputs: Sequence[Node], proofs: Proofs) -> Iterator[RewriteStep]:
     """A step for each chain of the model, over the results of the steps before it."""
     outputs = tuple(outputs)
-    while (found := _rerolled(Written(outputs), proofs)) is not None:
+    while (found := _rerolled(ModelSteps(outputs), proofs)) is not None:
         yield found
         outputs = substitute(outputs, found.table)
 
 
-def _rerolled(model: Written, proofs: Proofs) -> RewriteStep | None:
+def _rerolled(model: ModelSteps, proofs: Proofs) -> RewriteStep | None:
     """The step for the chain with the smallest states of those that become a loop."""
     return next((s for chain in chains(model) if (s := _Rerolled(model, chain, proofs).step()) is not None), None)
 
@@ -38,7 +41,7 @@ def _rerolled(model: Written, proofs: Proofs) -> RewriteStep | None:
 class _Rerolled:
     """The loop of a chain, and the equalities by which it is one."""
 
-    def __init__(self, model: Written, chain: Chain, proofs: Proofs) -> None:
+    def __init__(self, model: ModelSteps, chain: Chain, proofs: Proofs) -> None:
         chain.climb()
         self.model, self.chain, self.proofs = model, chain, proofs
         self.obligations: list[RewriteStep] = []
@@ -51,7 +54,9 @@ class _Rerolled:
         chain = self.chain
         sequences = {leaf: parts for nodes, leaf in chain.sequences.items() if (parts := self.model.parts(nodes))}
         directions = {parts.backward for parts in sequences.values()}
-        if len(sequences) < len(chain.sequences) or len(directions) != 1 or not chain.is_exact():
+        if len(sequences) < len(chain.sequences) or len(directions) != 1:
+            return None
+        if chain.count * len(sequences) > MOST or not chain.is_exact():
             return None
         (backward,) = directions
         if not self._reads_parts(sequences):
@@ -69,12 +74,12 @@ class _Rerolled:
         steps = tuple(self.obligations)
         return RewriteStep((BODIES,), tuple(table), tuple(news), obligations=steps, unrolled=(loop,))
 
-    def _reads_parts(self, sequences: Mapping[Node, Parts]) -> bool:
+    def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
         """Whether the parts that steps read are proved to be elements of sequences."""
         pairs = [(node, self.model.parts(nodes), i) for nodes in self.chain.sequences for i, node in enumerate(nodes)]
         return all(parts and self._prove(node, parts.at(i), [parts.source]) for node, parts, i in pairs)
 
-    def _loop(self, sequences: Mapping[Node, Parts], outputs: Sequence[Node], backward: bool) -> Node:
+    def _loop(self, sequences: Mapping[Node, SuccessiveParts], outputs: Sequence[Node], backward: bool) -> Node:
         chain = self.chain
         elements = {leaf: variable(f"{leaf.attr('name')}e", parts.element) for leaf, parts in sequences.items()}
         views = {leaf: parts.view(elements[leaf]) for leaf, parts in sequences.items()}
@@ -119,7 +124,7 @@ class _Rerolled:
         return table
 
     def _prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
-        return proved(old, new, leaves, self.proofs, self.obligations)
+        return add_proved(old, new, leaves, self.proofs, self.obligations)
 
 
 def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant, substitute, topological, variable
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.search.loops.behind import elements_of
-from taso_mirage.search.loops.parts import Parts, parts_of
+from taso_mirage.search.loops.parts import SuccessiveParts, successive_parts
 
 FEWEST = 8
 """The fewest steps of a chain."""
-DEEPEST = 400
+DEEPEST = 128
 """The most terms one above the other in a step."""
 ANCHORS = 40
 """The most operators that are tried as anchors, for each depth."""
@@ -33,21 +33,21 @@ Steps = tuple[Node, ...]
 """A term of each step."""
 
 
-class Written:
+class ModelSteps:
     """The terms of a model, what reads each of them, and which terms are the parts of another."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.outputs, self.order = set(outputs), topological(outputs)
         self.readers = defaultdict[Node, list[Node]](list)
-        self._parts = dict[Steps, Parts | None]()
+        self._parts = dict[Steps, SuccessiveParts | None]()
         for node in self.order:
             for arg in dict.fromkeys(node.args):
                 self.readers[arg].append(node)
 
-    def parts(self, nodes: Steps) -> Parts | None:
+    def parts(self, nodes: Steps) -> SuccessiveParts | None:
         """The term of which others are successive parts."""
         if nodes not in self._parts:
-            self._parts[nodes] = parts_of(nodes)
+            self._parts[nodes] = successive_parts(nodes)
         return self._parts[nodes]
 
     def is_read(self, node: Node, inside: Set[Node]) -> bool:
@@ -109,7 +109,7 @@ class Chain:
     step.
     """
 
-    model: Written
+    model: ModelSteps
     levels: Mapping[Node, int]
     states: dict[Steps, Node] = field(default_factory=dict)
     sequences: dict[Steps, Node] = field(default_factory=dict)
@@ -251,13 +251,13 @@ class Chain:
         return {leaf: node for node, leaf in self.others.items()}
 
 
-def chains(model: Written) -> list[Chain]:
+def chains(model: ModelSteps) -> list[Chain]:
     """The chains of a model, those with the smallest states first, then the longest."""
     found = [_chain(model, levels, anchors) for levels, anchors in model.anchors()]
     return sorted((each for each in found if each is not None), key=lambda c: (c.elements, -c.count))
 
 
-def _chain(model: Written, levels: Mapping[Node, int], anchors: Steps) -> Chain | None:
+def _chain(model: ModelSteps, levels: Mapping[Node, int], anchors: Steps) -> Chain | None:
     """The steps between anchors, if they are alike."""
     chain, last = Chain(model, levels), anchors[1:]
     chain.states[anchors[:-1]] = variable("x0", anchors[0].tensor)

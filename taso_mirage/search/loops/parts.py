@@ -1,4 +1,4 @@
-"""Terms that are the successive parts of one term: the elements of a sequence that is written out."""
+"""Terms that are the successive parts of one term: the elements of a sequence, written out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LARGEST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts of a term along an axis: those from `start`, one after the other, or with `backward`
-    one before the other. `sequence` has their axis first, in the order of the term."""
+class SuccessiveParts:
+    """Parts of a term along an axis, one after the other; with `backward` one before the other.
+    `sequence` has their axis first, in the order of the term."""
 
     source: Node
     sequence: Node
@@ -47,9 +47,9 @@ class Parts:
         return self.view(term("gather", self.sequence, constant(place), axis=0))
 
 
-def parts_of(nodes: tuple[Node, ...]) -> Parts | None:
+def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:
     """The term of which other terms are successive parts, by numbers; None where there is none."""
-    sources = {source_of(each) for each in nodes}
+    sources = {term_of_parts(each) for each in nodes}
     if len(sources) != 1:
         return None
     (source,) = sources
@@ -76,13 +76,13 @@ def parts_of(nodes: tuple[Node, ...]) -> Parts | None:
     return None
 
 
-def _along(source: Node, axis: int, start: int, nodes: Sequence[Node], backward: bool) -> Parts:
+def _along(source: Node, axis: int, start: int, nodes: Sequence[Node], backward: bool) -> SuccessiveParts:
     order = (axis, *[i for i in range(len(source.shape)) if i != axis])
     moved = source if axis == 0 else term("transpose", source, perm=order)
     end = start + len(nodes)
     if (start, end) != (0, source.shape[axis]):
         moved = term("slice", moved, starts=(start,), ends=(end,), axes=(0,), steps=(1,))
-    return Parts(source, moved, nodes[0].tensor, len(nodes), backward)
+    return SuccessiveParts(source, moved, nodes[0].tensor, len(nodes), backward)
 
 
 def _over(node: Node, source: Node, leaf: Node) -> Node:
@@ -93,7 +93,7 @@ def _over(node: Node, source: Node, leaf: Node) -> Node:
     return term(node.op, below, *node.args[1:], **dict(node.attrs))
 
 
-def source_of(node: Node) -> Node:
+def term_of_parts(node: Node) -> Node:
     """The lowest term whose elements alone a term has, by what is known before the model runs."""
     while node.args and selects(node.op) and node.op != "opaque" and not is_weight(node):
         if not all(a is ABSENT or is_weight(a) for a in node.args[1:]):

@@ -24,7 +24,7 @@ from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.forms import ADDED
 from taso_mirage.search.loops.hoisting import forms_of_all
 from taso_mirage.search.loops.inductions import is_equal
-from taso_mirage.search.loops.parts import source_of
+from taso_mirage.search.loops.parts import term_of_parts
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 REROLLING = "re-rolling of equal terms"
@@ -154,7 +154,7 @@ class _Stacks:
 
     def prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
         """Whether two terms are proved to be equal for all values of some leaves."""
-        return proved(old, new, leaves, self.proofs, self.steps)
+        return add_proved(old, new, leaves, self.proofs, self.steps)
 
     def sum(self, whole: Node, same: Sequence[Node], others: Sequence[Node]) -> bool:
         """Whether a sum is proved to be that of `others` and of the stack of the terms `same`: the
@@ -171,7 +171,7 @@ class _Stacks:
 
     def _parts(self, nodes: Sequence[Node]) -> _Stack | None:
         """The stack of terms that are the successive parts of one term along an axis."""
-        sources = {source_of(each) for each in nodes}
+        sources = {term_of_parts(each) for each in nodes}
         if len(sources) != 1:
             return None
         (source,) = sources
@@ -239,7 +239,7 @@ class _Stacks:
         return self.of(made)
 
 
-def proved(old: Node, new: Node, leaves: Sequence[Node], proofs: Proofs, steps: list[RewriteStep]) -> bool:
+def add_proved(old: Node, new: Node, leaves: Sequence[Node], proofs: Proofs, steps: list[RewriteStep]) -> bool:
     """Whether two terms are proved to be equal for all values of some leaves; the equality is then
     one of the steps."""
     over = [a for a in dict.fromkeys(leaves) if a is not ABSENT and not is_constant(a)]
