@@ -5,10 +5,26 @@ the result, and the others for the elements of other tensors that belong to it. 
 broadcast to the result. A prologue is the same for an operand of the operator.
 """
 
+from op_specs.activations import relu
 from op_specs.arithmetic import add, mul
+from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, constant, variable
 from taso_mirage.operators.interpret import interpret_term
+
+
+def finished(xp, y, b, z, others, body: Graph | None, axis: int, rectified: int = 0):
+    """A result `y`, plus one number `b` for each index of its axis, plus `z` of the same shape,
+    then relu, then the epilogue; b and z may be None."""
+    if b is not None:
+        if xp.shape(b) != (xp.shape(y)[axis],):
+            raise IllTyped(f"{xp.shape(b)} added along axis {axis} of {xp.shape(y)}")
+        y = add(xp, y, reshape(xp, b, shape=(*xp.shape(b), *(1,) * (xp.rank(y) - 1 - axis % xp.rank(y)))))
+    if z is not None:
+        if xp.shape(z) != xp.shape(y):
+            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
+        y = add(xp, y, z)
+    return followed(xp, relu(xp, y) if rectified else y, others, body)
 
 
 def followed(xp, y, others, body: Graph | None):

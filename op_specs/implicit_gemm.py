@@ -3,11 +3,7 @@
 
 import numpy as np
 
-from op_specs.activations import relu as rectified
-from op_specs.arithmetic import add
-from op_specs.conv import check_bias
-from op_specs.epilogues import divided, followed, raised
-from op_specs.reshape import reshape
+from op_specs.epilogues import divided, finished, followed, raised
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph, Literal, numpy_dtype
 from taso_mirage.operators.ops import Ints, op
@@ -57,14 +53,7 @@ def implicit_gemm(
     views = xp.reshape(views, (n, high, wide, group // merged, merged * c, *kernel))
     y = xp.contract("nhwgcij,ijcgo->nhwgo", views, _dense(xp, w, group, merged))
     y = xp.reshape(y, (n, high, wide, o))
-    if b is not None:
-        check_bias(xp, b, o)
-        y = add(xp, y, reshape(xp, b, shape=(1, 1, 1, o)))
-    if z is not None:
-        if xp.shape(z) != xp.shape(y):
-            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
-        y = add(xp, y, z)
-    return followed(xp, rectified(xp, y) if relu else y, after, body)
+    return finished(xp, y, b, z, after, body, axis=-1, rectified=relu)
 
 
 def _dense(xp, w, group: int, merged: int):

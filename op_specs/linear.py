@@ -1,9 +1,8 @@
 """A product with a weight that is stored in the order of its use; only kernels for the CPU have
 it."""
 
-from op_specs.arithmetic import add
 from op_specs.block_weights import matmul_nbits
-from op_specs.epilogues import divided, followed, raised
+from op_specs.epilogues import divided, finished, followed, raised
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph
@@ -47,15 +46,7 @@ def linear(
     else:
         sizes = {"K": xp.shape(x)[-1], "N": n, "bits": bits, "block_size": block_size}
         y = matmul_nbits(xp, x, w, scales, zeros, **sizes)
-    if b is not None:
-        if xp.shape(b) != (n,):
-            raise IllTyped(f"{xp.shape(b)} added to columns of {xp.shape(y)}")
-        y = add(xp, y, b)
-    if z is not None:
-        if xp.shape(z) != xp.shape(y):
-            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
-        y = add(xp, y, z)
-    return followed(xp, y, after, body)
+    return finished(xp, y, b, z, after, body, axis=-1)
 
 
 linear.example("float32[1,3]", "float32[3,4]")

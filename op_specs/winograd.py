@@ -9,11 +9,7 @@ from math import prod
 
 import numpy as np
 
-from op_specs.activations import relu as rectified
-from op_specs.arithmetic import add
-from op_specs.conv import check_bias
-from op_specs.epilogues import divided, followed, raised
-from op_specs.reshape import reshape
+from op_specs.epilogues import divided, finished, followed, raised
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph, Literal
 from taso_mirage.operators.ops import Ints, op
@@ -78,14 +74,7 @@ def winograd(
     y = xp.contract("lj,notukj->notukl", across[2], xp.contract("ki,notuij->notukj", down[2], m))
     y = xp.reshape(xp.transpose(y, (0, 1, 2, 4, 3, 5)), (n, o, *(t * m for t, m in zip(tiles, tile, strict=True))))
     y = xp.slice(xp.slice(y, 2, 0, counts[0]), 3, 0, counts[1])
-    if b is not None:
-        check_bias(xp, b, o)
-        y = add(xp, y, reshape(xp, b, shape=(1, o, 1, 1)))
-    if z is not None:
-        if xp.shape(z) != xp.shape(y):
-            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
-        y = add(xp, y, z)
-    return followed(xp, rectified(xp, y) if relu else y, after, body)
+    return finished(xp, y, b, z, after, body, axis=1, rectified=relu)
 
 
 def transforms(tile: int, kernel: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:

@@ -1,10 +1,10 @@
 """Samples of the day: a case of a test with `@pytest.mark.sampled(N)` runs on one of N days.
 
-The mark is for tests that are slow and rarely fail. Tests that share a fixture run on one day: a
-file with the mark runs all of its tests on one day, and so do the tests of a file whose marks say
-`together=True`. The mark counts in runs of the whole suite: a run of named files has all of their
-cases, and so has `-m slow`. `TASO_MIRAGE_TEST_DAY` sets the day: a failure names the day that
-repeats it.
+The mark is for tests that are slow and rarely fail. All tests of a file have its mark
+(`pytestmark`), but those with a mark of their own; `sampled(1)` is every day. Tests that share a
+fixture run on one day: those of a file whose marks say `together=True`. The mark counts in runs of
+the whole suite: a run of named files has all of their cases, and so has `-m slow`.
+`TASO_MIRAGE_TEST_DAY` sets the day: a failure names the day that repeats it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ def is_whole_suite(config: pytest.Config) -> bool:
     return all((config.invocation_params.dir / argument).resolve() in folders for argument in config.args)
 
 
-def key(item: pytest.Item, node: pytest.Node, mark: pytest.Mark) -> tuple[int, str]:
-    """The name of the node (a test, a function or a file) whose mark gives it a day, and the mark's
-    number of days."""
-    if mark.kwargs.get("together", False):
-        file = item.getparent(pytest.Module)
-        assert file is not None
-        return mark.args[0], file.nodeid
-    return mark.args[0], node.nodeid
+def key(item: pytest.Item, mark: pytest.Mark) -> tuple[int, str]:
+    """The number of days of a mark, and the name of what has one of them: the test, or its file."""
+    file = item.getparent(pytest.Module)
+    assert file is not None
+    return mark.args[0], file.nodeid if mark.kwargs.get("together", False) else item.nodeid
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Cases with the same number of days have them in turn, so that all days have about as many.
     """
     slow, whole = config.option.markexpr == "slow", is_whole_suite(config)
-    marks = [(item, key(item, *pair)) for item in items for pair in item.iter_markers_with_node("sampled")]
+    nearest = ((item, item.get_closest_marker("sampled")) for item in items)
+    marks = [(item, key(item, mark)) for item, mark in nearest if mark is not None]
     turns: dict[int, dict[str, int]] = {}
     for item, (days, name) in marks:
         if item.get_closest_marker("slow") is None:

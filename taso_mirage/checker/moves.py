@@ -145,6 +145,8 @@ def indices(t: Tensor) -> Callable[..., Poly]:
 def gather(x: Tensor, i: Tensor, *, axis: int) -> Tensor:
     need(-len(x.shape) <= axis < len(x.shape), "no such axis")
     k, at, m = axis % len(x.shape), indices(i), len(i.shape)
+    if not m and (p := constant(at())) is not None:
+        legal(x.shape[k] + (p if p < 0 else -1 - p))  # on the left there is such a position
     shape = (*x.shape[:k], *i.shape, *x.shape[k + 1 :])
     return Tensor(x.dtype, shape, lambda *j: x.at(*j[:k], place(at(*j[k : k + m]), x.shape[k]), *j[k + m :]))
 

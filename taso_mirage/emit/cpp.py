@@ -61,8 +61,8 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.operators.stores import launch_order
 from taso_mirage.rewriting.text import show_graph
 
-TEAM = "shared_streamed<"
-"""The text in the function of a block that two threads compute (`team.h`)."""
+TEAM = ".begin(team, "
+"""The text in the function of a block in whose steps two threads take part (`team.h`)."""
 ALONE = 1 << 16
 """Bytes up to which a kernel without products runs on its caller's thread: starting the other
 threads takes longer."""
@@ -85,12 +85,12 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
         made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
     maps = [header("index_maps.h")] if any(f"{name}_of(" in each for each in made for name in ("row", "floor")) else []
-    best = [header("best_column.h")] if any("BestColumn<" in each for each in made) else []
+    team = [header("team.h")] if any("of_thread<" in each for each in made) else []
+    team += [header("best_column.h")] if any("BestColumn<" in each for each in made) else []
     maps += [header("chunk.h")] if any("chunk_read<" in each for each in made) else []
-    maps += [header("team.h")] if any(TEAM in each for each in made) else []
     free = [header("free.h")] if any(has_free_sizes(graph) for graph in graphs.values()) else []
     return "\n".join(
-        [heads + NOTE, header("vector.h"), *maps, *best, *free, *headers(graphs.values()), *_tables(lazy), *made]
+        [heads + NOTE, header("vector.h"), *maps, *team, *free, *headers(graphs.values()), *_tables(lazy), *made]
     )
 
 

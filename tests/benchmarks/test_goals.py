@@ -114,6 +114,7 @@ def test_programs_of_a_goal_are_right_and_those_of_another_are_not(checks: Modul
     assert step(checks, "native", WRONG, graph=search["graph"])["error"] > 0.1
 
 
+@pytest.mark.sampled(3)
 def test_programs_for_a_gpu_run_in_the_interpreter(checks: ModuleType) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     search = step(checks, "search", GOAL, target="gpu")

@@ -68,6 +68,7 @@ def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
     check(small(name))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in (*LARGE_LIGHT, *ALIKE_LIGHT))) for n in light.FILES],
@@ -153,12 +154,14 @@ def test_seed_decides_the_weights(name: str) -> None:
     assert first != other
 
 
+@pytest.mark.sampled(2)
 def test_committed_mini_transformer_is_what_the_builder_makes(small: Small) -> None:
     committed = ROOT / "models" / "mini_transformer.onnx"
     assert committed.stat().st_size < 2_000_000
     assert onnx.load(committed).graph == small("mini_transformer").graph
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     ["resnet50", "inception_v3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnext50", "nasnet_a"))],

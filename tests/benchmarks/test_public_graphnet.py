@@ -100,6 +100,7 @@ def test_every_beginning_has_all_kinds_and_sizes(tmp_path: Path) -> None:
     assert {name[0] + str(int(name[2:]) > 2) for name in found[:4]} == {"aFalse", "aTrue", "bFalse", "bTrue"}
 
 
+@pytest.mark.sampled(3)
 def test_a_sample_becomes_a_model(tmp_path: Path) -> None:
     file = tmp_path / "one.onnx"
     assert put(sample(tmp_path, "kind/one"), file, "torchscript", 100) is None

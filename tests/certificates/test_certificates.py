@@ -80,6 +80,7 @@ def test_saturation_has_certificates_too(layer: Path, tmp_path: Path) -> None:
     assert set(followed(made(layer, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("opset", [11, 17, 23])
 def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: Path, opset: int) -> None:
     """Before opset 20 a Gelu is five nodes in the file, before opset 23 such a norm is six."""

@@ -24,8 +24,13 @@ from taso_mirage.rewriting.text import parse_graph, show_graph
 
 MN = {"x": "float32['m', 'n']", "y": "float32['m', 'n']"}
 ATTRS = "strides=(1, 1), dilations=(1, 1), group=1"
+COLUMNS = "; ".join(
+    f"{v} = unsqueeze(gather(x, constant(value=array('int64', (), [{i}])), axis=1), axes=(1,))"
+    for i, v in enumerate("ab")
+)
 IMAGE = {"x": "float32['n', 'c', 'h', 'w']", "w": "float32['a', 'c', 3, 3]", "z": "float32['n', 'c', 'h', 'w']"}
 TRUE: list[tuple[dict[str, str], str, str]] = [
+    (MN, f"{COLUMNS}; concat(a, b, axis=1)", "slice(x, starts=(0,), ends=(2,), axes=(1,), steps=(1,))"),
     (MN, "add(x, y)", "add(y, x)"),
     (MN, "neg(sub(x, y))", "sub(y, x)"),
     (MN, "neg(min(x, y))", "a = neg(x); b = neg(y); max(a, b)"),
@@ -64,6 +69,8 @@ TRUE: list[tuple[dict[str, str], str, str]] = [
     ({"x": "float32['m', dim('2*n')]"}, "reshape(reshape(x, shape=('m', 2, 'n')), shape=('m', dim('2*n')))", "x"),
 ]
 FALSE: list[tuple[dict[str, str], str, str]] = [
+    (MN, f"{COLUMNS}; concat(b, a, axis=1)", "slice(x, starts=(0,), ends=(2,), axes=(1,), steps=(1,))"),
+    (MN, f"{COLUMNS}; concat(a, b, axis=1)", "slice(x, starts=(1,), ends=(3,), axes=(1,), steps=(1,))"),
     (MN, "sub(x, y)", "sub(y, x)"),
     (MN, "x", "y"),
     (MN, "max(x, y)", "min(x, y)"),

@@ -75,5 +75,5 @@ def test_the_first_commands_of_the_page(tmp_path: object) -> None:
     finally:
         for each in started:
             each.terminate()
-            each.wait(30)
+            each.wait(600)
     assert (folder / "faster" / "a.onnx").exists()

@@ -243,6 +243,7 @@ def test_every_command_is_known_here() -> None:
         assert not [each for each in there[words].params if "onnx" in f"{each.metavar} {each.name}".lower()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", COMMANDS)
 def test_no_command_runs_code_of_a_model(words: str, place: Place) -> None:
     """With each option alone, and with all that only say yes."""
@@ -264,6 +265,7 @@ def test_no_command_runs_code_of_a_model(words: str, place: Place) -> None:
     assert not place.ran()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["embedded", "named"])
 @pytest.mark.parametrize("words", [words for words, args in COMMANDS.items() if "code.onnx" in args])
 def test_a_compiled_plan_is_refused(words: str, name: str, place: Place) -> None:

@@ -38,6 +38,8 @@ from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.targets.known import targets_with_kernels
 from taso_mirage.verdicts import Evidence
 
+pytestmark = pytest.mark.sampled(2)
+
 MINI = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
 ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2
 CUDA = ("--target", "cuda")

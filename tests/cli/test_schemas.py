@@ -25,6 +25,8 @@ from taso_mirage.generate.family import read_family
 from taso_mirage.rewriting.library import operator_count, parse_rules, read
 from taso_mirage.system.toml import table, toml
 
+pytestmark = pytest.mark.sampled(2)
+
 SCHEMAS = ROOT / "taso_mirage" / "schemas"
 MINI = ROOT / "models" / "mini_transformer.onnx"
 

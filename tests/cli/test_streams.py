@@ -24,7 +24,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | {"PYTHONPATH": path},
     )
 

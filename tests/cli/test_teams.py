@@ -48,7 +48,7 @@ def noted(tmp_path: Path) -> dict[str, str]:
 
 
 def shell(command: list[str], environment: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
 # ---------------------------------------------------------------- the action

@@ -31,6 +31,8 @@ from taso_mirage.mugraph.search import superoptimize
 from taso_mirage.operators.ops import get, load_specs, term
 from taso_mirage.rewriting.text import parse_graph, parse_type
 
+pytestmark = pytest.mark.sampled(2)
+
 EXAMPLES = (*QUICK, "-Wno-type-limits")
 """For the operators' examples, of which some are empty; optimized code, as of models' kernels,
 takes three times as long to compile."""
@@ -102,6 +104,7 @@ def test_the_pool_gives_what_one_thread_does() -> None:
         np.testing.assert_array_equal(pooled(*given.values())[0], alone)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("builder", [mugraphs.attention_safe, mugraphs.attention_split_safe])
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e10])
 def test_softmax_is_safe(builder: Callable[..., Pair], scale: float) -> None:
@@ -123,6 +126,7 @@ def test_softmax_is_safe(builder: Callable[..., Pair], scale: float) -> None:
         assert np.abs(found - wanted).max() <= 2e-7 * scale * max(1.0, 10 / scale) * np.abs(wanted).max()
 
 
+@pytest.mark.sampled(1)
 def test_not_a_number_is_not_hidden() -> None:
     graph, _ = mugraphs.attention_safe(dtype="float32")
     given = values(graph)
@@ -259,6 +263,7 @@ def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
     return found, without
 
 
+@pytest.mark.sampled(1)
 def test_every_operator_has_its_own_meaning() -> None:
     uses, without = operator_uses()
     names = {name for name, _ in uses}

@@ -67,10 +67,12 @@ STEP = f"""
 struct Cell {{ const float* matrix; float* state; float* all; Team* team; bool awaited; }};
 void cell(void* data, size_t) {{
   const Cell& own = *static_cast<Cell*>(static_cast<void**>(data)[0]);
+  auto& product = of_thread<0, StepMatrix<{DEPTH}, {COLUMNS}>>();
+  product.begin(own.team, own.matrix, {COLUMNS});
   while (own.awaited && !own.team->came.load()) std::this_thread::yield();
   for (size_t step = 0; step < {STEPS}; ++step) {{
     alignas(64) float made[{COLUMNS}] = {{}};
-    shared_streamed<1, {COLUMNS}, {DEPTH}>(*own.team, own.state, 0, 1, own.matrix, {COLUMNS}, made, 0);
+    product.add(own.state, 1, made);
     for (size_t k = 0; k < {DEPTH}; ++k) own.state[k] = tangent(made[k] + made[k + {DEPTH}] + 0.001f * step);
     std::memcpy(own.all + step * {COLUMNS}, made, sizeof made);
   }}
@@ -99,14 +101,15 @@ parallel_for_t const ways[] = {nullptr, in_turn, at_once, late};
 std::atomic<unsigned> parts{0};
 void stall() { if (++parts % 7 == 3) std::this_thread::sleep_for(std::chrono::microseconds(700)); }
 """
-STALLED = ("      part(*this);\n", "      stall();\n      part(*this);\n")
+STALLED = ("      part(operands);\n", "      stall();\n      part(operands);\n")
 """A second thread that the system sometimes does not run."""
 PATIENT = ("WAITS = 4000", "WAITS = 40000000")
 MUTANTS = {
-    "the left half twice": ("team.give<H, K>(a, ak, b + H, bk)", "team.give<H, K>(a, ak, b, bk)"),
-    "no wait for the product": ("if (ended.load(std::memory_order_acquire) == given) return product", "return product"),
-    "a product that nobody takes": ("std::memcpy(c + H, right, H * sizeof(float))", "(void)right"),
-    "an old row": ("for (size_t k = 0; k < K; ++k) row[k] =", "for (size_t k = 0; k < K && given == 0; ++k) row[k] ="),
+    "the left half twice": ("own.half(own.right_, H,", "own.half(own.right_, 0,"),
+    "no wait for the product": ("      if (idle()) return true;", "      return true;"),
+    "a product that nobody takes": ("c[H + n] += product_[n]", "c[H + n] += 0.0f"),
+    "an old row": ("k < K; ++k) row_[k] =", "k < K && right_.copied == false; ++k) row_[k] ="),
+    "a copy of another matrix": ("left_.copied = right_.copied = spare_.copied = false", "spare_.copied = false"),
 }
 
 

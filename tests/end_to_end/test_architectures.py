@@ -85,6 +85,7 @@ def test_small_model(small: Small, name: str, tmp_path: Path) -> None:
     assert all(np.isfinite(output).all() for output in session.run(models.inputs(small(name))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_dynamic_model_keeps_its_sizes_free(small: Small, name: str, tmp_path: Path) -> None:
     proto = small(name, dynamic=True)
@@ -104,6 +105,7 @@ def test_full_model(name: str) -> None:
     verified(proto, optimize(proto))
 
 
+@pytest.mark.sampled(3)
 def test_the_same_model_becomes_the_same_bytes(small: Small) -> None:
     first, second = (optimize(small("bert"), budget=600) for _ in range(2))  # the search ends before the budget does
     assert serialize(first.model) == serialize(second.model)

@@ -84,6 +84,7 @@ def test_the_command_of_the_quick_effort_searches_a_little(tmp_path: Path) -> No
     assert "time" not in found["search"]["ended"]
 
 
+@pytest.mark.sampled(2)
 def test_both_strategies_search_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 

@@ -35,6 +35,8 @@ from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
 from taso_mirage.verdicts import Failure
 
+pytestmark = pytest.mark.sampled(2)
+
 CASES = (
     ((1, 1, 32), 16, 4, 16, ""),
     ((3, 45), 7, 4, 32, "whole, bias"),
@@ -105,6 +107,7 @@ def test_activations_of_every_size_keep_their_digits(scale: float) -> None:
     near(found, wanted, 4e-6 if scale > 1e-38 else 0.2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("block", [(16, 2, 1), (16, 6, 1)], ids=["integers", "floats"])
 def test_what_is_no_number_stays_none_in_its_row(block: tuple[int, int, int]) -> None:
     made, goal = case((2, 64), 5, 4, 32, "")
@@ -149,6 +152,7 @@ def test_rows_may_be_free() -> None:
             assert other.form == made.form
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: Any) -> None:
     made, goal = case(*given)
@@ -161,6 +165,7 @@ def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: Any) -> None:
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
 
 
+@pytest.mark.sampled(1)
 def test_other_operands_are_refused() -> None:
     made, goal = case((2, 16), 16, 4, 16, "floating, bias")
     right = made.mugraph((16, 8, 1))

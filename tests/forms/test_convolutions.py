@@ -41,6 +41,8 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.verdicts import Evidence, Failure
 
+pytestmark = pytest.mark.sampled(2)
+
 PADS = (1, 1, 1, 1)
 
 
@@ -130,6 +132,7 @@ def test_no_sanitizer_complains(which: Sequence[int], tmp_path: Path) -> None:
     sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 12 in which}, tmp_path)
 
 
+@pytest.mark.sampled(1)
 def test_a_value_that_is_no_number_stays_one() -> None:
     made, goal = case((1, 2, 4, 4), 3, PADS, "relu")
     given = values(goal)
@@ -216,6 +219,7 @@ def test_what_is_no_convolution_has_no_muGraphs() -> None:
     assert convolution(Graph((data,), (term("add", data, data),))) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tile", [2, 4])
 @pytest.mark.parametrize("row", range(3))
 def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +240,7 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
     assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Evidence)
 
 
+@pytest.mark.sampled(1)
 def test_other_operands_are_refused() -> None:
     """Without the relu, without the sum, padded on the other side, the bias added twice: each is
     another function."""

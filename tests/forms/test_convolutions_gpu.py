@@ -185,6 +185,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> N
 # ---------------------------------------------------------------- evidence
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
     (made, _), (merged, block) = FORMS[name]
@@ -249,6 +250,7 @@ def resnext(side: int, channels: int, stride: int, batch: int = 16) -> tuple[Cha
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("side", "_made", "channels", "stride"), RESNEXT)
 def test_muGraphs_are_ranked_by_the_devices_model(side: int, _made: int, channels: int, stride: int) -> None:
     made, goal = resnext(side, channels, stride)
@@ -272,6 +274,7 @@ def test_what_is_bound_by_operations_is_left_to_libraries() -> None:
     assert grouped[0].saved(H100) > 2 * few[0].saved(H100)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )

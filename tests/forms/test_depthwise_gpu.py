@@ -171,6 +171,7 @@ def test_what_is_wrong_in_a_program_is_seen(errors: dict[str, list[float]]) -> N
     assert unseen_changes(program(*FORMS["pads"]).source, WRONG, errors) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_definition_is_the_convolution(name: str) -> None:
     """With the epilogue, at these sizes, and as the evidence has it."""
@@ -209,7 +210,7 @@ def test_every_mutant_is_refused() -> None:
         term("depthwise_conv", *right.args, **{**attrs, "body": Graph((y,), (y,))})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["rows of odd length", "rows of whole lines", "small planes", "rows with a stride"])
 def test_threads_lie_along_a_row_and_nothing_is_exchanged(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

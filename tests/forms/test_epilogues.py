@@ -35,6 +35,8 @@ from taso_mirage.regions.fragments import fragments
 from taso_mirage.search.config import Config
 from taso_mirage.verdicts import Evidence, Failure
 
+pytestmark = pytest.mark.sampled(2)
+
 PADS = (1, 1, 1, 1)
 
 
@@ -109,6 +111,7 @@ def test_the_kernels_compute_functions_of_their_data() -> None:
         check(NativeKernel(made[name], name, threads=2, library=library), goal, values(goal), 5e-6)
 
 
+@pytest.mark.sampled(1)
 def test_wrong_prologues_are_refused() -> None:
     """Another function of the data, none, or the function of the result before the product."""
     goal = preceded("silu")
@@ -175,6 +178,7 @@ def test_a_goal_is_read_with_its_epilogue(name: str) -> None:
     assert isinstance(verified_mugraph(first.graph, product), Evidence)
 
 
+@pytest.mark.sampled(1)
 def test_wrong_epilogues_are_refused() -> None:
     data, kernel, b, z = x("x", 2, 3, 5, 5), x("w", 4, 3, 3, 3), x("b", 4, 1, 1), x("z", 2, 4, 5, 5)
     body = right_body()

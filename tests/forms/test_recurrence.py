@@ -16,7 +16,7 @@ from loop_models import RECURRENCES, channels, gated, gated_delta, loop, results
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_cpp
 from taso_mirage.emit.cpu.native_kernel import NativeKernel
-from taso_mirage.forms.recurrence import FORM, LoopCut, Recurrence, recurrence
+from taso_mirage.forms.recurrence import FORM, OPERATOR, LoopCut, Recurrence, recurrence
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node
@@ -175,3 +175,51 @@ def cpu_golden() -> Iterator[tuple[str, Graph]]:
     for name in RECURRENCES:
         yield f"recurrence/{name}", found(name)[0]
     yield "recurrence/any length", with_free_names(found("gated delta")[0], FreeSizes.of(loop(gated_delta("n0"))))
+
+
+FOLD = """
+    g (float[2, 16] s0, float[9, 2, 16] X) => (float[2, 16] s, float[9, 2, 16] Y) {{
+        s, Y = Scan<num_scan_inputs = 1{more}, body = step (float[2, 16] a, float[2, 16] x) => (float[2, 16] b, float[2, 16] y) {{
+            b = {fold}(a, x) \n y = Identity({given})
+        }}>(s0, X)
+    }}
+"""
+FOLDS = {"Max": np.maximum, "Min": np.minimum, "Mul": np.multiply}
+
+
+def folding(fold: str, given: str = "b", more: str = "") -> Graph:
+    return loop(parse(FOLD.format(fold=fold, given=given, more=more)))
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_a_running_maximum_or_product_is_a_kernel(fold: str) -> None:
+    graph = folding(fold)
+    right = recurrence(graph)
+    assert right is not None
+    (made, *_) = right.mugraphs(graph, CPU_DEVICE)
+    first, rows = values(graph)
+    wanted = FOLDS[fold].accumulate([first, *rows])[1:]
+    last, every = NativeKernel(made.graph)(first, rows)
+    np.testing.assert_array_equal(last, wanted[-1])
+    np.testing.assert_array_equal(every, wanted)
+
+
+BACKWARD = ", scan_input_directions = [1], scan_output_directions = [1]"
+OTHER_FOLDS = {
+    "the state before": ("a", ""),
+    "the other direction": ("b", BACKWARD),
+    "the element": ("x", ""),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHER_FOLDS, "another first state", "another fold"])
+@pytest.mark.parametrize("fold", FOLDS)
+def test_another_running_fold_is_refuted(fold: str, name: str) -> None:
+    graph = folding(fold)
+    given, more = OTHER_FOLDS.get(name, ("b", ""))
+    other = recurrence(folding("Add" if name == "another fold" else fold, given, more))
+    assert other is not None
+    leaves = graph.inputs
+    first = term("neg", leaves[0]) if name == "another first state" else leaves[0]
+    wrong = other.results(term(OPERATOR, first, leaves[1], **dict(other.node.attrs)))
+    assert isinstance(verified_mugraph(Graph(leaves, wrong), graph, numbers=False), Failure)

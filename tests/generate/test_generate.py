@@ -78,6 +78,7 @@ def test_brute_force_finds_the_same_terms_and_classes() -> None:
     assert not joins(table, Classes.of(table), 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("inputs", "operators"),
     [
@@ -109,7 +110,7 @@ def test_brute_force_finds_the_same_joins_of_three_operators(
 # ---------------------------------------------------------------- counts
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_counts_of_family_taso(three: Table) -> None:
     """Level 1 is counted by hand below (f(t, t) is left out); level 2 agrees with brute force in
     another test; level 3 is recorded: only terms whose inputs are a prefix of each group of
@@ -137,7 +138,7 @@ LEVEL_ONE = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_growing_is_deterministic() -> None:
     family = load_family("taso")
     one, two, other = grown(family, 2), grown(family, 2), grown(family, 2, seed=7)
@@ -361,6 +362,7 @@ last = { term = "item(split(a, axis=1, split=(dim(a, 1) // 2, dim(a, 1) // 2)), 
     assert ("first", ("neg", "x1")) not in found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", families())
 def test_a_half_of_a_split_says_which_it_is(name: str) -> None:
     family = load_family(name)
@@ -428,6 +430,7 @@ FUSIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FUSIONS)
 def test_fusions_are_found(name: str) -> None:
     table = full(name)

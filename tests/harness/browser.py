@@ -30,7 +30,7 @@ def chromium(
     alone = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     window = [f"--window-size={size[0]},{size[1]}", "--hide-scrollbars", "--enable-logging=stderr"]
     command = [CHROMIUM, *fixed, *alone, *window, *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def asked(path: Path, folder: Path, script: str, width: int = 900) -> dict[str, object]:

@@ -38,7 +38,7 @@ def run(*args: object, check: int | None = 0) -> Done:
 def run_apart(*args: object, check: int | None = 0) -> Done:
     """The command line in a process of its own, with all that libraries write to its outputs."""
     command = [sys.executable, "-m", "taso_mirage.cli", *map(str, args)]
-    return judged(subprocess.run(command, capture_output=True, text=True, timeout=120), check)
+    return judged(subprocess.run(command, capture_output=True, text=True, timeout=600), check)
 
 
 def judged(done: Done, check: int | None) -> Done:

@@ -39,7 +39,7 @@ def pool(folder: Path, count: int, *options: str, pinned: bool = False) -> Itera
         )
         try:
             with distributed.Client(address) as client:
-                client.wait_for_workers(count, timeout=120)
+                client.wait_for_workers(count, timeout=600)
             yield made
         finally:
             for i, process in enumerate(made.processes):

@@ -231,7 +231,7 @@ def test_an_evaluation_ends_when_nobody_waits() -> None:
 
     with pytest.raises(OutOfTime):
         Evaluations(0.0)([Evaluation(endless)])
-    assert ended.wait(10)
+    assert ended.wait(600)
 
 
 def test_a_wrong_evaluation_is_given_back_and_an_interrupt_raised() -> None:

@@ -51,6 +51,8 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.targets.protocol import Trusted
 
+pytestmark = pytest.mark.sampled(2)
+
 GPU = CudaLowering(H100, "a stand-in for an H100 that turns weights", 90)
 K, N = 256, 64
 DYNAMIC = """(float[{rows},256] x) => (float[{rows},64] y, float[{rows},64] r)
@@ -139,6 +141,7 @@ def test_weights_of_single_precision_are_turned_for_many_rows(
         assert made.graph.inputs[1].shape == (N, K)
 
 
+@pytest.mark.sampled(1)
 def test_a_form_is_proved_and_another_order_is_not() -> None:
     """The weights are square, so that the types say nothing."""
     graph = layer_goal("int8", n=K)
@@ -177,6 +180,7 @@ def test_equal_places_are_arranged_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(asked) == 3
 
 
+@pytest.mark.sampled(1)
 def test_wrong_sums_are_not_proved() -> None:
     _, found = kinds(DYNAMIC.format(rows=16))
     ((kind, sites),) = found.items()

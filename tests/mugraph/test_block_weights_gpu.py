@@ -148,6 +148,7 @@ def test_weights_are_loaded_as_words_and_short_blocks_as_bytes() -> None:
     assert words.buffer("b").dtype == "uint8"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "bits"), [(1, 4), (16, 4), (8, 8)])
 def test_real_sizes_compile_for_an_h100(rows: int, bits: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
@@ -156,6 +157,7 @@ def test_real_sizes_compile_for_an_h100(rows: int, bits: int) -> None:
     assert first.shared < 227 * 1024
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("best", [FEW, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_one_row_of_whole_blocks_is_a_product_of_matrices(name: str, best: int) -> None:
@@ -163,6 +165,7 @@ def test_one_row_of_whole_blocks_is_a_product_of_matrices(name: str, best: int) 
     assert (LEFT in of_blocks(goal(*CASES[name]), best).source) == (name in OF_BLOCKS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_are_loaded_before_the_wait_and_stay_in_registers(bits: int) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")

@@ -156,6 +156,7 @@ NEWER = (*OLDER, "rows_as_stored", "blocks", "weights_alone_bfloat16", "single",
 default."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [
@@ -174,7 +175,7 @@ def test_programs_compile_with_floats_of_8_bits_and_without(name: str, capabilit
 LARGE = (128, 4096, 4096)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("graph", "operands"),
     [
@@ -196,6 +197,7 @@ def test_tensor_cores_take_8_bits_where_both_operands_lie_along_the_sum(graph: G
     assert ("e4m3.e4m3" in text or "e5m2.e5m2" in text) == (operands in (E4M3, E5M2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("graph", [attention(), attention(()), attention(number=0.37), gated()])
 def test_scales_of_several_products_are_multiplied_behind_their_sums(graph: Graph) -> None:
     bodies = [n.attr("body") for n in searched(graph)[0].graph if n.op == "kernel"]
@@ -215,6 +217,7 @@ def test_a_number_may_be_a_scale_and_something_else() -> None:
     assert not isinstance(verified_mugraph(found[0].graph, shifted), Failure)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scale", ["", "row"])
 def test_scales_are_multiplied_behind_the_sum(scale: str) -> None:
     found = searched(goal(scale=scale, sizes=(16, 4096, 1024)))[0]
@@ -318,6 +321,7 @@ def test_a_layer_is_one_region_on_a_gpu_but_for_its_quantizer() -> None:
     assert elsewhere.isdisjoint({"d", "v"})
 
 
+@pytest.mark.sampled(3)
 def test_a_model_with_a_kernel_keeps_its_operators() -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     model = with_kernel(layer(), 90)
@@ -339,6 +343,7 @@ def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
 # ---------------------------------------------------------------- the benchmark
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [

@@ -210,7 +210,7 @@ COMPILED = ("zero", "long_unsigned", "batched", "turned")
 layouts."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [
@@ -230,6 +230,7 @@ def test_tensor_cores_multiply_the_bytes(name: str, capability: int) -> None:
     assert any(INSTRUCTION.search(each.ptx) for each in made)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turned", [False, True])
 def test_many_rows_are_a_product_of_warp_groups(turned: bool) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
@@ -244,6 +245,7 @@ def test_many_rows_are_a_product_of_warp_groups(turned: bool) -> None:
 # ---------------------------------------------------------------- wrong programs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SUMMED_OF)
 def test_bytes_apart_from_zeros_are_the_same_product(name: str) -> None:
     """The search reads the goal with all bytes and with their ends alone."""
@@ -503,6 +505,7 @@ def wide(text: str) -> NDArray[Any]:
     return x @ ((w - e) * i) + c
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", REGIONS)
 def test_a_layer_is_one_region_on_a_gpu_but_for_its_quantizer(text: str) -> None:
     ((_, sites),) = fragments(model(text), {}, lanes=4).items()
@@ -519,6 +522,7 @@ def with_kernel(text: str, capability: int) -> Model:
     return embed(model(text), [EmbeddedRegion(site.inputs, site.outputs, planned) for site in sites])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", REGIONS)
 def test_a_model_with_a_kernel_keeps_its_operators(text: str) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
@@ -544,6 +548,7 @@ def test_a_kernel_runs_in_a_model_on_a_gpu(text: str) -> None:
 # ---------------------------------------------------------------- the benchmark
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("as_read", [False, True])
 @pytest.mark.parametrize("left", ["uint8", "int8", "float16"])
 @pytest.mark.parametrize("columns", [24, 32])  # square weights tell nothing by their shape

@@ -19,6 +19,8 @@ from taso_mirage.mugraph.search import Search, SearchOptions, superoptimize
 from taso_mirage.mugraph.verification import verified_mugraph
 from taso_mirage.operators.ops import term
 
+pytestmark = pytest.mark.sampled(2)
+
 ALONE = replace(H100, cluster=1)
 Cut = tuple[str, tuple[int, ...], int]
 """An operand of a kernel (`:` for one that another kernel stored), the dims that the grid cuts, and
@@ -204,6 +206,7 @@ def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
     assert {len(c.plan) for c in three} == {1, 2, 3}
 
 
+@pytest.mark.sampled(1)
 def test_every_exponential_is_stabilised() -> None:
     """exp of a value that is not a difference from a maximum overflows in half precision where the
     goal does not."""
@@ -213,6 +216,7 @@ def test_every_exponential_is_stabilised() -> None:
             assert all(n.args[0].op == "sub" for n in body if n.op == "exp")
 
 
+@pytest.mark.sampled(1)
 def test_what_is_found_equals_the_goal_at_its_own_sizes() -> None:
     g = new_graph()
     x, w = g.new_input((4, 32), "float32", "X"), g.new_input((32, 48), "float32", "W")
@@ -239,6 +243,7 @@ def test_the_budget_ends_the_enumeration() -> None:
     assert searching.run(4, 0.0) == []
 
 
+@pytest.mark.sampled(1)
 def test_restrictions_hold() -> None:
     options = {"griddims": [(24,)], "franges": [16], "max_kernels": 1}
     found = search(rms_linear(), best=3, **options)

@@ -244,6 +244,7 @@ def test_what_is_accumulated_in_a_loop_goes_on_to_nothing_in_it() -> None:
 # ---------------------------------------------------------------- at the size of the benchmark
 
 
+@pytest.mark.sampled(3)
 def test_it_compiles_for_hopper_within_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 heads, all 512 columns and 64 keys in an iteration: tensor cores of warp groups, the keys
     once in shared memory, nothing in local memory."""

@@ -32,6 +32,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size
 from taso_mirage.verdicts import Evidence, Failure
 
+pytestmark = pytest.mark.sampled(2)
+
 N = symbol("n0")
 
 
@@ -121,6 +123,7 @@ def test_a_joined_goal_is_the_goal_with_fewer_dims() -> None:
     assert same_results(resized_goal(joined, whole)[0], resized_goal(goal, sizes)[0])
 
 
+@pytest.mark.sampled(1)
 def test_what_is_joined_wrongly_is_told() -> None:
     """The wrong join takes rows together with the values that divide each of them."""
     goal = label(softmax(2, 3, 4))
@@ -304,6 +307,7 @@ def two_softmax_kernels(lag: bool) -> tuple[Graph, Graph]:
     )
 
 
+@pytest.mark.sampled(1)
 def test_a_softmax_in_two_kernels_and_its_mutant() -> None:
     assert isinstance(verified_mugraph(*two_softmax_kernels(True)), Evidence)
     assert isinstance(verified_mugraph(*two_softmax_kernels(False)), Failure)
@@ -321,6 +325,7 @@ def test_a_mean_over_what_a_run_gives_counts_it() -> None:
             assert isinstance(verified_mugraph(made, halved), Failure)
 
 
+@pytest.mark.sampled(1)
 def test_merged_variances_need_their_means() -> None:
     """The variance of a batch norm without the part of the samples' means."""
     goal = batch_norm(6, 5, 4)

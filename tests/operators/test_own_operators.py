@@ -35,7 +35,7 @@ print(get("frob").onnx, [each.name for each in laws() if each.name.startswith("f
 def asked(folders: str) -> subprocess.CompletedProcess[str]:
     """The operator `frob` and its laws, in a process of its own: operators are loaded once."""
     command = [sys.executable, "-P", "-c", ASKED]
-    return subprocess.run(command, env=os.environ | {FOLDERS: folders}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=os.environ | {FOLDERS: folders}, capture_output=True, text=True, timeout=600)
 
 
 def test_an_operator_of_an_own_folder_is_one_of_all(tmp_path: Path) -> None:

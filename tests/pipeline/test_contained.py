@@ -36,6 +36,8 @@ from taso_mirage.regions import fragments as regions
 from taso_mirage.regions import free_regions
 from taso_mirage.report.result import Result
 
+pytestmark = pytest.mark.sampled(2, together=True)
+
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:

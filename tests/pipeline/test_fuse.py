@@ -53,6 +53,8 @@ from taso_mirage.search.search import Budget
 from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets import profile
 
+pytestmark = pytest.mark.sampled(2, together=True)
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Path]]:

@@ -48,6 +48,8 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.runtime.tensorrt.plugin_export import export
 
+pytestmark = pytest.mark.sampled(2, together=True)
+
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
 
@@ -117,7 +119,6 @@ torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
 
 
-@pytest.mark.sampled(3)
 def test_its_kernels_are_operators_of_pytorch(searched: tuple[Result, Result], file: Path) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("torch")
@@ -188,7 +189,6 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
         export(tmp_path / "one.onnx", tmp_path / "none", {})
 
 
-@pytest.mark.sampled(2)
 def test_with_free_rows_kernels_run_for_any_number_of_them(
     searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

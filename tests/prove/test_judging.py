@@ -69,6 +69,7 @@ def told_apart(rule: Rule) -> bool:
     return any(apart_somewhere(typing, 1) for typing in islice(enumerated(statement, 1), 960))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rules", [MET[i::4] for i in range(4)], ids=range(4))
 def test_the_enumeration_meets_the_failing_case(rules: list[Rule]) -> None:
     """Numbers of the right side, axes, high ranks, equal sizes, vectors that broadcast."""
@@ -246,6 +247,7 @@ def test_an_attribute_is_no_operand(tmp_path: Path) -> None:
         read(file)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["matmul.27", "pad.0"])
 def test_every_seed_meets_typings_of_a_law_that_states_none(name: str, seed: int) -> None:

@@ -16,7 +16,7 @@ from stranger import refute
 from taso_mirage.rewriting.library import Rule, load_rules, parse_rules, show_rule
 from taso_mirage.rewriting.text import laws, show_equation
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(3, together=True)
 
 
 @pytest.mark.parametrize("many", [500, pytest.param(2000, marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ from taso_mirage.onnx_io.pairs import models
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.library import Rule, read
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(3, together=True)
 
 FOLDER = Path(__file__).parents[1] / "equations"
 FALSE = {

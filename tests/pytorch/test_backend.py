@@ -41,6 +41,7 @@ from taso_mirage.torch.export import held_sizes, may_change, to_onnx  # noqa: E4
 from taso_mirage.torch.program import Program  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
@@ -560,6 +561,7 @@ def test_weights_of_inference_mode_cannot_be_watched() -> None:
             same(ours(X), model(X))
 
 
+@pytest.mark.sampled(1)
 def test_a_wrong_result_is_found_and_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Program._run
     monkeypatch.setattr(Program, "_run", lambda self, given: [each + 1 for each in run(self, given)])
@@ -580,6 +582,7 @@ def test_results_that_are_rounding_alone_are_compared_with_float64() -> None:
     assert graphs[0].results
 
 
+@pytest.mark.sampled(1)
 def test_what_is_further_from_float64_than_eager_is_wrong() -> None:
     exact = torch.zeros(3, dtype=torch.float64)
     noise, ours = torch.tensor([0.0, 1e-9, 0.0]), torch.tensor([4e-9, 0.0, 0.0])

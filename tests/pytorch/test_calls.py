@@ -144,7 +144,7 @@ def test_nobody_runs_while_another_does(said: list[str], tmp_path: Path) -> None
     two = bound(tmp_path, Linear(), Stream("another", said), other.set)
     with ThreadPoolExecutor(2) as threads:
         running = threads.submit(one, [X])
-        assert started.wait(10)
+        assert started.wait(600)
         threads.submit(two, [X]).result()
         running.result()
     assert beside == [False]

@@ -37,6 +37,7 @@ from taso_mirage.torch.inductor import PLACED, ComposedCalls, OptimizedPart, can
 from taso_mirage.torch.meaning import TorchMeaning  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]

@@ -28,6 +28,7 @@ from taso_mirage.torch.export import to_onnx  # noqa: E402
 from taso_mirage.torch.program import Program  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]
@@ -373,6 +374,7 @@ def test_threads_export_one_after_the_other() -> None:
         warnings.filterwarnings("error", message="taso_mirage")
         for rows, found in zip((2, 3, 4, 2), threads.map(run, (2, 3, 4, 2)), strict=True):
             torch.testing.assert_close(found, LINEAR(X[:rows]).detach())
+    assert graphs
     assert all(graph.results for graph in graphs)
 
 

@@ -28,6 +28,7 @@ from taso_mirage.torch.precision import MOST, PrecisionPart, parts_of, rounded_n
 from taso_mirage.torch.sessions import Sessions  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]

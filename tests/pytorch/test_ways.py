@@ -29,6 +29,7 @@ from taso_mirage.torch.functionalization import changed_arguments  # noqa: E402
 from taso_mirage.torch.modules import Optimized  # noqa: E402
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
     pytest.mark.usefixtures("exporting", "compiled_anew"),
 ]

@@ -50,6 +50,8 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 from taso_mirage.search.search import Budget
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZES = (1, 1, 1), (1, 2, 3), (3, 7, 1), (2, 64, 256), (1, 17, 31), (2, 37, 129), (1, 130, 257)
 """Batch, queries and keys: ones, primes, the instance, and larger ones."""
 
@@ -155,6 +157,7 @@ def test_every_form_of_a_mugraph_runs_at_every_size(flags: Sequence[str], every:
             check(kernel, attention, *sizes)
 
 
+@pytest.mark.sampled(1)
 def test_the_search_gives_free_mugraphs_whose_instances_were_verified() -> None:
     goal = norm(2, 16)
     free = FreeSizes(((N, S, 64), (N, S, 64)), ((N, S, 64),))
@@ -181,6 +184,7 @@ def test_dims_of_one_label_have_one_name() -> None:
     assert half.labels(goal) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_hangs_on_its_size_has_no_free_form(every: bool) -> None:
     """A mean over rows is a sum over their number."""
@@ -364,6 +368,7 @@ def test_one_session_takes_changing_sizes(optimized: tuple[Result, Result]) -> N
         np.testing.assert_allclose(session.run(None, inputs)[0], run(original, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 def test_a_sum_over_no_element_is_refused() -> None:
     x = variable("x", Tensor("float32", (N, 4)))
     goal = Graph((x,), (term("reduce_sum", x, axes=(0,), keepdims=1),))

@@ -215,6 +215,7 @@ def test_sizes_that_tiles_divide_and_small_ones_have_no_rest() -> None:
     assert {*found.sizes.values()} == {67}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "capability"),
     [

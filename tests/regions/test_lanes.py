@@ -38,6 +38,8 @@ from taso_mirage.regions.fragments import _Growing, fragments
 from taso_mirage.regions.region_kinds import RegionKind
 from taso_mirage.report.result import Result
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}
 GPU = CudaLowering(H100, "a stand-in for an H100", 90)
@@ -91,6 +93,7 @@ def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
         assert {len(fused_goals(goal)) for goal in fragments(model(*projections()), {}, count)} == wanted
 
 
+@pytest.mark.sampled(1)
 def test_no_two_lanes_compute_the_same_product() -> None:
     """The first product is a result too, and an operand of the second one."""
     first = term("sigmoid", term("matmul", x("x", ROWS, WIDTH), w("w0", WIDTH, 24)))

@@ -25,7 +25,7 @@ def test_a_promised_browser_is_not_skipped(tmp_path: Path, promised: str, ended:
         NEEDED: promised,
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended in done.stdout
     assert ("install it" in done.stdout) == (promised == "1")
 

@@ -28,6 +28,8 @@ from taso_mirage.search.config import Config, Stop, quiet
 from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.profile import TimedNode, without_own_time
 
+pytestmark = pytest.mark.sampled(3, together=True)
+
 LOOP = """
 <ir_version: 8, opset_import: ["" : 17]>
 agraph (float[512,512] x) => (float[512,512] y) {

@@ -371,6 +371,7 @@ def test_graphs_are_drawn_for_a_page() -> None:
 # ---------------------------------------------------------------- a browser
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
@@ -380,6 +381,7 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
     assert values_of(shot) > 100
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """The test above relies on this: an error of the page is printed, the page allows no script,

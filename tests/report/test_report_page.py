@@ -343,6 +343,7 @@ def test_the_first_screen_says_what_was_gained(path: Path, tmp_path: Path, width
     assert 0 < found["headline"] < found["bars"] < found["where"] < 800  # type: ignore[operator]
 
 
+@pytest.mark.sampled(3)
 @needs_browser
 def test_search_by_keyboard(path: Path, tmp_path: Path) -> None:
     script = """

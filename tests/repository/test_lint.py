@@ -49,7 +49,7 @@ def checkout(tmp_path: Path) -> Path:
 def ran(checkout: Path, code: int = 0) -> dict[str, int]:
     """How many tests passed, failed and were deselected."""
     command = [sys.executable, "-B", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}){COMMAND}"]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|deselected)", done.stdout)}
 

@@ -46,7 +46,7 @@ def executed(name: str, folder: Path) -> tuple[Any, Any]:
     nbformat.validate(stored)
     ran = nbformat.from_dict(stored)
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(ran, timeout=300, coalesce_streams=True, resources=resources).execute()
+    nbclient.NotebookClient(ran, timeout=600, coalesce_streams=True, resources=resources).execute()
     return stored, ran
 
 

@@ -42,7 +42,7 @@ def python(site: Path, *args: str, **environment: str) -> subprocess.CompletedPr
     """A process that sees the packages of a folder too."""
     paths = os.pathsep.join((str(site), str(ROOT)))
     given = os.environ | {"PYTHONPATH": paths, "TASO_MIRAGE_CACHE": str(site / "cache")} | environment
-    return subprocess.run([sys.executable, *args], env=given, capture_output=True, text=True, timeout=300, cwd=site)
+    return subprocess.run([sys.executable, *args], env=given, capture_output=True, text=True, timeout=600, cwd=site)
 
 
 def package(site: Path, group: str, module: str, source: str) -> None:

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 def ran(folder: Path, day: int, *options: str, code: int = 0) -> set[int]:
     command = [sys.executable, "-m", "pytest", "-p", "sampling", "-p", "no:cacheprovider", "-v", *options]
     environment = {**os.environ, VARIABLE: str(day), "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     assert (f"{VARIABLE}={day}" in done.stdout) == bool(code)
     return set(map(int, re.findall(r"\[(\d+)\] (?:PASSED|FAILED)", done.stdout)))
@@ -53,6 +53,26 @@ def test_each_case_runs_on_one_of_its_days(folder: Path) -> None:
 def test_tests_that_share_a_fixture_run_on_one_day(folder: Path) -> None:
     (folder / "test_it.py").write_text(TOGETHER)
     assert sorted(len(ran(folder, day)) for day in (7, 8, 9)) == [0, 0, 12]
+
+
+FILE = """
+pytestmark = pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", [20, 21])
+def test_other(case): pass
+@pytest.mark.parametrize("case", [30, 31, 32, 33])
+def test_third(case): pass
+"""
+
+
+def test_a_file_has_a_mark_for_tests_without_one(folder: Path) -> None:
+    (folder / "test_it.py").write_text(TESTS + FILE)
+    first, second, third = (ran(folder, day) for day in (7, 8, 9))
+    assert all(found >= {20, 21} for found in (first, second, third))
+    assert sorted(case for case in [*first, *second, *third] if case < 12) == list(range(12))
+    assert {case for case in first if case >= 30} == {case for case in third if case >= 30}
+    assert len([case for case in first if case >= 30]) == len([case for case in second if case >= 30]) == 2
+    assert first | second >= {30, 31, 32, 33}
 
 
 def test_slow_cases_take_no_turn(folder: Path) -> None:

@@ -46,7 +46,7 @@ def _python(*args: object, cwd: Path, path: Path | None = None) -> subprocess.Co
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     extra = {} if path is None else {"PYTHONPATH": str(path)}
     done = subprocess.run(
-        [sys.executable, *map(str, args)], cwd=cwd, env=kept | extra, capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, args)], cwd=cwd, env=kept | extra, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
@@ -93,6 +93,7 @@ def run(installed: Path, cwd: Path, *args: object) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(3, together=True)
 def test_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     described = {name for name in names if name.split("/")[0].endswith(".dist-info")}
@@ -122,6 +123,7 @@ def test_a_wheel_requires_one_build_of_the_runtime(build: str, package: str, mon
         ProjectMetadata(str(ROOT), PluginManager()).core.dependencies  # noqa: B018
 
 
+@pytest.mark.sampled(3, together=True)
 def test_installed_copy_optimizes_a_model(installed: Path, layer: Path, tmp_path: Path) -> None:
     written = tmp_path / "mini.onnx"
     outputs = ("-o", written, "--report", tmp_path / "page.html")
@@ -132,11 +134,13 @@ def test_installed_copy_optimizes_a_model(installed: Path, layer: Path, tmp_path
     assert len(onnx.load(written).graph.node) < len(onnx.load(layer).graph.node)
 
 
+@pytest.mark.sampled(3, together=True)
 def test_installed_copy_reports_on_itself(installed: Path, tmp_path: Path) -> None:
     found = json.loads(run(installed, tmp_path, "doctor", "--json"))
     assert "CPUExecutionProvider" in json.dumps(found)
 
 
+@pytest.mark.sampled(3, together=True)
 def test_the_archives_are_what_an_index_takes(wheel: Path, sdist: Path) -> None:
     done = _python("-m", "twine", "check", "--strict", wheel, sdist, cwd=wheel.parent)
     assert done.stdout.count("PASSED") == 2
@@ -144,6 +148,7 @@ def test_the_archives_are_what_an_index_takes(wheel: Path, sdist: Path) -> None:
     assert sdist.name == f"taso_mirage-{__version__}.tar.gz"
 
 
+@pytest.mark.sampled(3, together=True)
 def test_the_sdist_holds_what_the_wheel_is_made_of_and_no_tests(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

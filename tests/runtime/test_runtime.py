@@ -100,6 +100,7 @@ def operators(session: Any, tmp_path: Path) -> set[str]:
 # ---------------------------------------------------------------- kernel and function
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_and_function_compute_the_same(name: str) -> None:
     pair = CASES[name]()
@@ -239,6 +240,7 @@ def test_a_chain_of_equal_regions_has_one_function() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_what_the_search_finds_runs_in_a_model_with_names_and_weights() -> None:
     """relu(X) W + bias, then softmax of its scaled sum with a mask: only the softmax is a
     region."""
@@ -396,6 +398,7 @@ def free(*shapes: tuple[int | str, ...]) -> tuple[Model, EmbeddedRegion]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_kernel_runs_at_its_sizes_and_the_operators_at_others(kernels: bool) -> None:
     model, region = free(("rows", 4), ("rows", 4))

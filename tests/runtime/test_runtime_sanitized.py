@@ -16,7 +16,7 @@ from taso_mirage.emit.compile import TensorMap
 from taso_mirage.runtime.compilation import LIBRARY
 from taso_mirage.runtime.plan import KernelImage, sealed
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(3, together=True)
 
 CPP = Path(__file__).parents[2] / "taso_mirage" / "runtime" / "cpp"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")

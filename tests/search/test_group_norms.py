@@ -34,6 +34,8 @@ from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.rulesets import rules
 from taso_mirage.verdicts import Failure
 
+pytestmark = pytest.mark.sampled(2)
+
 HALF, OPSETS = "float16", {"": 20, "com.microsoft": 1}
 CHANNELS, GROUPS, SIDE = 16, 4, 6
 FUSED = {"nhwc_group_norm", "nhwc_skip_group_norm", "nhwc_skip_group_norm_sum"}
@@ -194,6 +196,7 @@ def test_they_are_read_as_they_were_written() -> None:
     np.testing.assert_array_equal(exact(again)[0], exact(model)[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("build", "dtype", "channels"),
     [
@@ -218,6 +221,7 @@ def test_channels_last_around_a_norm_in_single_precision() -> None:
     np.testing.assert_allclose(exact(after)[0], exact(model)[0], rtol=1e-12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("activate", "activation"),
     [
@@ -293,6 +297,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "right", "wrong"), WRONG, ids=[f"{n} {wrong}" for n, _, wrong in WRONG])
 def test_laws_near_these_are_refuted(name: str, right: str, wrong: str) -> None:
     law = next(each for each in laws() if each.name == name)

@@ -14,7 +14,7 @@ from onnx_texts import run
 from scripts import script
 
 from taso_mirage.certificates.follow import follow
-from taso_mirage.certificates.judge import CaseJudge
+from taso_mirage.certificates.judge import CHECKED, CaseJudge
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor, substitute, variable
@@ -89,6 +89,7 @@ def test_the_certificate_is_followed_and_leads_to_no_other_sum() -> None:
     text = certificate(replace(result, original=before, model=after, steps=(step,), changed=True), {}, PROOFS)
     found = follow(before, after, text, CaseJudge())
     assert found.places == len(step.obligations)
+    assert list(found.equalities) == [CHECKED]
     (product,) = [n for n in after.nodes() if n.op == "sigmoid"]
     wrong = after.with_graph(substitute(after.graph.outputs, {product: term("tanh", *product.args)}))
     with pytest.raises(CheckFailed, match="does not lead"):

@@ -35,6 +35,8 @@ from taso_mirage.search.search import BestState, Budget, directions, search_part
 from taso_mirage.search.steps import FOLDING
 from taso_mirage.verdicts import FailureKind, failed
 
+pytestmark = pytest.mark.sampled(2)
+
 LAWS = laws()
 COST = Cost(Roofline(CONTEXT))
 
@@ -89,6 +91,7 @@ def test_terms_over_equal_operands_are_equal_and_the_proof_names_why() -> None:
     assert graph.add(term("neg", left)) == graph.add(term("neg", right))
 
 
+@pytest.mark.sampled(1)
 def test_a_proof_names_only_what_it_uses() -> None:
     a, b, c, d = (x(2, name=name) for name in "abcd")
     graph = EGraph()
@@ -122,6 +125,7 @@ def test_small_constants_fold() -> None:
     assert graph.explain([(sum_of_two, term("mul", a, constant(3.0, F)))]) == (FOLDING,)
 
 
+@pytest.mark.sampled(1)
 def test_terms_of_other_types_cannot_be_made_equal() -> None:
     graph = EGraph()
     graph.add(x(2, name="a"))
@@ -145,6 +149,7 @@ def test_a_pattern_matches_through_a_class() -> None:
     assert place.outputs == (term("neg", term("neg", a)),)
 
 
+@pytest.mark.sampled(1)
 def test_a_graph_with_folded_constants_equals_the_original() -> None:
     a = x(4, 4)
     found, _, after = saturated((term("tanh", term("mul", a, term("relu", constant(1.0, F)))),))
@@ -395,6 +400,7 @@ SCALED = {each.name for each in rules().equations if re.search(r"value\(\w\) > 0
 """Laws of positive scales of functions that depend on the order."""
 
 
+@pytest.mark.sampled(1)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_every_class_holds_equal_terms(drawn: tuple[tuple[Node, ...], tuple[Node, ...]]) -> None:

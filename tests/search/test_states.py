@@ -33,7 +33,7 @@ from taso_mirage.report.result import Result
 from taso_mirage.search.loops.behind import LighterLoop, results_of
 from taso_mirage.search.loops.states import StateProof, without_states
 from taso_mirage.search.loops.taps import with_convolutions
-from taso_mirage.search.loops.values import AllValues, Latest, RunningSum, ShiftRegister, StateForm, state_forms
+from taso_mirage.search.loops.values import AllValues, Decay, Latest, RunningSum, ShiftRegister, StateForm, state_forms
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 PROOFS = Proofs(None)
@@ -84,7 +84,9 @@ SUMS = """
         }}>(a0, k0, X, M)
     }}
 """
+DECAY = "u = Neg(q) \n e = Exp(u) \n new = Mul(s, e)"
 SUMMED = {
+    "a product of exponentials": DECAY,
     "a sum": "new = Add(s, q)",
     "a difference": "new = Sub(s, q)",
     "a masked sum": "u = Add(s, q) \n new = Where(m, u, s)",
@@ -223,7 +225,7 @@ def test_registers_of_several_states_are_found_one_after_the_other() -> None:
 
 @pytest.mark.parametrize(("t", "more"), [(5, ""), ("t", ""), (5, BACKWARD.replace("[1]", "[1, 1]"))])
 @pytest.mark.parametrize("name", SUMMED)
-def test_sums_and_counters_are_running_sums(name: str, t: int | str, more: str) -> None:
+def test_sums_counters_and_decays_are_running_sums(name: str, t: int | str, more: str) -> None:
     proto = sums(SUMMED[name], t, more)
     before, made, step = rewritten(proto)
     assert made is not None
@@ -231,6 +233,16 @@ def test_sums_and_counters_are_running_sums(name: str, t: int | str, more: str) 
     assert made.term is None
     found = same(proto, before, step, undecided=4)
     assert [n.op_type for n in found.graph.node].count("CumSum") == 2
+
+
+@pytest.mark.parametrize(
+    "new", ["new = Mul(s, q)", "u = Concat<axis = 1>(q, x) \n v, w = Split<axis = 1>(u) \n new = Mul(s, v)"]
+)
+def test_a_product_of_other_factors_stays(new: str) -> None:
+    """A factor that is no exponential may be negative, and has no logarithm then."""
+    made = rewritten(sums(new))[1]
+    assert made is not None
+    assert [part.state for part in made.closed] == [1]
 
 
 UNUSED = """
@@ -283,6 +295,8 @@ def test_large_states_are_not_kept_of_all_steps() -> None:
 # ---------------------------------------------------------------- false laws
 
 RIGHT: dict[str, tuple[onnx.ModelProto, StateForm]] = {
+    "a decay": (sums(DECAY), Decay()),
+    "a decay from the end": (sums(DECAY, 5, BACKWARD.replace("[1]", "[1, 1]")), Decay()),
     "a register": (register(APPENDED), ShiftRegister(2, 3, False)),
     "a register of any length": (register(APPENDED, "t"), ShiftRegister(2, 3, False)),
     "a reversed register": (register(NEW["the element first"]), ShiftRegister(2, 3, True)),
@@ -374,6 +388,7 @@ def test_no_other_values_are_proved(name: str) -> None:
 FORMS = (
     Latest(),
     RunningSum(),
+    Decay(),
     *(ShiftRegister(axis, size, r) for axis, size in ((0, 2), (1, 4), (2, 3)) for r in (False, True)),
 )
 

@@ -44,7 +44,7 @@ def python(code: str, folder: Path, *, cwd: Path | None = None) -> subprocess.Po
 
 
 def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    found = [process.communicate(timeout=300)[0] for process in processes]
+    found = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), found
     return found
 
@@ -266,7 +266,7 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -281,10 +281,10 @@ GENERATE = "from taso_mirage.cli import main; import sys; sys.argv[1:] = {!r}; m
 def test_workers_end_with_what_started_them(tmp_path: Path, number: int) -> None:
     arguments = ["substitutions", "generate", "--ops", "3", "--workers", "2", "-o", str(tmp_path / "library")]
     with python(GENERATE.format(arguments), tmp_path) as process:
-        eventually(lambda: len(descendants(process)) >= 2, 60)
+        eventually(lambda: len(descendants(process)) >= 2)
         started = descendants(process)
         process.send_signal(number)
-    psutil.wait_procs(started, 10)
+    psutil.wait_procs(started, 600)
     assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -294,7 +294,7 @@ def test_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     code = """
 from taso_mirage.system.workers import Workers
 workers = Workers("os:fspath", 1, 60.0, ("json", "numpy"))
-print(workers("a path").result(60)); workers.close()
+print(workers("a path").result(600)); workers.close()
 """
     assert outputs([python(code, tmp_path, cwd=tmp_path)]) == ["a path\n"]
 
@@ -306,7 +306,7 @@ def test_pools_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     code = """
 from taso_mirage.system.workers import process_pool
 with process_pool(2) as processes:
-    print(processes.submit(len, "four").result(60))
+    print(processes.submit(len, "four").result(600))
 """
     assert outputs([python(code, tmp_path, cwd=tmp_path)]) == ["4\n"]
     assert not (tmp_path / "imported").exists()

@@ -129,7 +129,7 @@ class Played:
         self.may, self.closed = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        assert self.may.wait(60)
+        assert self.may.wait(600)
         self.said.append("start")
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def test_it_starts_beside_what_goes_on(played: Played) -> None:
         assert found is not None
         assert not found.done()
         played.may.set()
-        assert found.result(60) is played
+        assert found.result(600) is played
     assert played.said == ["start", "close"]
 
 
@@ -159,7 +159,7 @@ def test_an_interrupt_while_it_starts_ends_it_too(played: Played) -> None:
         raise KeyboardInterrupt
     assert played.said == []
     played.may.set()
-    assert played.closed.wait(60)
+    assert played.closed.wait(600)
     assert played.said == ["start", "close"]
 
 
@@ -191,7 +191,7 @@ def test_processes_that_search_start_beside_what_goes_on(monkeypatch: pytest.Mon
         assert off is None
     with stages._searchers(config) as ready:
         assert ready is not None
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while len(ready._started) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         found = searches.Searches(goals, H100, 100.0, 2, {}, ready)
@@ -208,7 +208,7 @@ def test_there_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "here", none)
     with stages._backend(Config(kernels="search", target=CUDA)) as found:
         assert found is not None
-        assert found.result(60) is None
+        assert found.result(600) is None
 
 
 def test_what_goes_wrong_meanwhile_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

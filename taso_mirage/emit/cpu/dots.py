@@ -10,6 +10,7 @@ from taso_mirage.emit.cpu.buffer_layouts import strides_of
 from taso_mirage.emit.cpu.lazy_tensors import Affine, BestColumn, CppBuffer
 from taso_mirage.emit.cpu.loop_schedule import ContractionNest, LoopSchedule
 from taso_mirage.emit.cpu.printer import expression_text, static_cast
+from taso_mirage.emit.cpu.step_objects import StepObjects
 from taso_mirage.emit.statements import Expression, Let, Scope, Statement, loop, sum_of, tl, v
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
@@ -54,10 +55,11 @@ def product_statements(item: ContractionNest, schedule: LoopSchedule) -> list[St
     made = Side(_pointer(target), dict(zip(value.letters[2], target.strides, strict=True)))
     sizes = {x: n for arg, letters in pairs for x, n in zip(letters, arg.shape, strict=True) if n != 1}
     result = [x for x in sizes if x in value.letters[2]]
-    shared = [not item.update and schedule.address(x).name in schedule.room.shared for x in value.args]
+    objects = None if item.update else schedule.room.objects
+    fixed = [objects if objects is not None and schedule.address(x) in objects else None for x in value.args]
     ways = (
         found
-        for a, b, own in ((left, right, shared[1]), (right, left, shared[0]))
+        for a, b, own in ((left, right, fixed[1]), (right, left, fixed[0]))
         for found in (_columns(sizes, result, a, b, made, own), _rows(sizes, result, a, b, made))
     )
     product = next((found for found in ways if found is not None), None) or _single(sizes, result, left, right, made)
@@ -89,10 +91,10 @@ def _long(size: Dim) -> bool:
 
 
 def _columns(
-    sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side, shared: bool = False
+    sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side, fixed: StepObjects | None = None
 ) -> Scope | None:
-    """Contiguous elements of b and of the result, along a letter that a lacks. `shared`: by the
-    threads of a team."""
+    """Contiguous elements of b and of the result, along a letter that a lacks. `fixed`: those of b
+    where it is the same in all steps."""
     wide = [x for x in result if _long(sizes[x]) and b.step(x) == 1 and c.step(x) == 1 and a.step(x) == 0]
     if not wide:
         return None
@@ -103,15 +105,16 @@ def _columns(
     args = (a.at(outer), a.step(m), a.step(k), b.at(outer), b.step(k), c.at(outer), c.step(m))
     narrow = usual_size(sizes[n]) <= NARROW
     shape = sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)
-    if shared and not narrow and not outer and _has_halves(shape):
-        return _looped(outer, sizes, _call("shared_streamed", shape, (v["*team"], *args)), "half of it by each thread")
+    if fixed is not None and fixed.alone and not narrow and not outer and _has_halves(shape):
+        added = v[f"{fixed.matrix(b.pointer, b.step(k), *shape[1:])}.add"](a.pointer, a.step(k), c.pointer)
+        return _looped(outer, sizes, added, "half of it by each thread")
     call = _call("columns" if narrow else "streamed", shape, args)
     why = "results in registers" if narrow else "long rows, few of them at a time"
     return _looped(outer, sizes, call, f"vectors along {n}, {why}")
 
 
 def _has_halves(shape: Sequence[Dim]) -> bool:
-    """Whether two threads can share a product of one row with a matrix."""
+    """Whether two threads can share the product of one row with a matrix."""
     rows, columns, depth = shape
     known = rows == 1 and isinstance(columns, int) and isinstance(depth, int)
     large = known and 4 * usual_size(columns) * usual_size(depth) >= TEAM

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from taso_mirage.emit.cpu.lazy_meaning import LazyMeaning
 from taso_mirage.emit.cpu.lazy_tensors import BestColumn, Contract, CppBuffer, LoopValue
-from taso_mirage.emit.statements import Let, Statement, v
-from taso_mirage.ir.mugraph import product_factor, usual_size
+from taso_mirage.emit.cpu.step_objects import StepObjects
+from taso_mirage.emit.statements import v
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import Node
 from taso_mirage.rewriting.forms import RegionPattern
 
@@ -22,13 +23,12 @@ whose sums have 32 bits, and the least number of columns."""
 @dataclass
 class Finders:
     """The objects that find, in each step, the column of an operand `fixed` of all steps whose
-    product with a row is the largest (`best_column.h`): each reads its operand once, before the
+    product with a row is the largest (`best_column.h`): each reads its operand once, in the
     first step."""
 
     lazy: LazyMeaning
-    fixed: Sequence[CppBuffer]
+    objects: StepObjects
     steps: int
-    made: list[Statement] = field(default_factory=list)
 
     def value(self, node: Node, found: Mapping[Node, LoopValue | None]) -> LoopValue | None:
         """The value of a term that is such a column; None for others."""
@@ -37,11 +37,10 @@ class Finders:
         if not isinstance(product, Contract) or node.attr("select_last_index") or not _fits(product):
             return None
         x, b = product.args
-        if not isinstance(b, CppBuffer) or b not in self.fixed:
+        if not isinstance(b, CppBuffer) or b not in self.objects:
             return None
-        name, depth, columns = f"finder{len(self.made)}", *b.shape
-        type = f"BestColumn<{depth}, {columns}>"
-        self.made.append(Let(name, v[type](v[b.name] + b.start, product_factor(b.strides[0])), type))
+        depth, columns = b.shape
+        name = self.objects.add(f"BestColumn<{depth}, {columns}>", v[b.name] + b.start, b.strides[0])
         value = BestColumn(node.dtype, x.shape[:1], ("mk", "kn", "m"), args=(x, b), finder=name)
         return self.lazy.reshape(value, node.shape)
 

@@ -38,6 +38,7 @@ from taso_mirage.emit.cpu.lazy_tensors import (
     base_value,
     contiguous,
 )
+from taso_mirage.emit.cpu.step_objects import StepObjects
 from taso_mirage.ir.dims import bind
 from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.ir.terms import topological
@@ -107,8 +108,8 @@ class Memory:
     allocated: list[CppBuffer] = field(default_factory=list)
     mutable: set[str] = field(default_factory=set)
     """Buffers that are written more than once."""
-    shared: frozenset[str] = frozenset()
-    """Tensors of which two threads read a half each in every step of a loop (`team.h`)."""
+    objects: StepObjects | None = None
+    """The objects of the loop over steps whose step is computed."""
 
     def allocate(self, value: LoopValue, strides: BufferSizes | None = None, hint: str = "b") -> CppBuffer:
         """Memory for a value; `strides` if its axes have another order there."""

@@ -10,6 +10,7 @@ from taso_mirage.emit.cpu.lazy_tensors import BufferSizes, CppBuffer, LoopValue,
 from taso_mirage.emit.cpu.loop_schedule import Root
 from taso_mirage.emit.cpu.step_layouts import same_in_all_steps, state_strides
 from taso_mirage.emit.cpu.step_meaning import StepMeaning
+from taso_mirage.emit.cpu.step_objects import StepObjects
 from taso_mirage.emit.cpu.step_operands import KernelStages, StepOperands, named_pointer, values_of
 from taso_mirage.emit.statements import For, Statement, v
 from taso_mirage.ir.mugraph import product_factor, usual_size
@@ -50,11 +51,11 @@ def step_statements(
     ]
     inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
-    finders = Finders(lazy, operands.others, usual_size(operands.count))
+    objects = StepObjects(operands.others, function.alone)
+    finders = Finders(lazy, objects, usual_size(operands.count))
     others = [_in_order(function, x, before, made) for x in operands.others]
     given = [*before, *elements, *others]
     values: list[LoopValue] = values_of(lazy, lazy.constant, body, given, finders.value)
-    made += finders.made
     made += _before(function, values, [*before, *elements])
     roots: list[Root] = []
     for part, y in zip(parts, targets, strict=True):
@@ -63,10 +64,11 @@ def step_statements(
             inside.append(at)
             roots.append((values[part], place, False))
     rows = [(x, function.memory.allocate(x, hint="row")) for x in _rows(values)]
-    function.memory.shared = frozenset(x.name for x in operands.others) if function.alone else frozenset()
+    function.memory.objects = objects
     inside += function.stage(roots, [*rows, *zip(values[:states], after, strict=True)])
     inside += [v["std::swap"](v[f"old_{a.name}"], v[f"new_{b.name}"]) for a, b in zip(old, new, strict=True)]
-    function.memory.shared = frozenset()
+    function.memory.objects = None
+    made += objects.made
     made.append(For("step", v.numbers(product_factor(operands.count)), tuple(inside)))
     ends = [
         (replaced(old[part], f"old_{old[part].name}"), y, False)

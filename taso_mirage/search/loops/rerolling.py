@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant, topological
@@ -81,13 +82,19 @@ def _rerolled(whole: Node, addends: Sequence[Node], proofs: Proofs) -> RewriteSt
     made = stacks.of(same)
     if made is None or made.whole is same[0]:
         return None
-    total = term("reduce_sum", _joined([_joined(each) for each in stacks.apart(same)]), axes=(0,), keepdims=0)
-    new = term("reduce_sum", made.whole, axes=(0,), keepdims=0)
-    for other in (a for a in addends if _kind(a) != usual):
-        total, new = term("add", other, total), term("add", other, new)
-    if new.type != whole.type or not stacks.prove(whole, total, addends):
+    others = [a for a in addends if _kind(a) != usual]
+    new = _sum([*others, _sum_of(made.whole)])
+    if new.type != whole.type or not stacks.sum(whole, same, others):
         return None
     return RewriteStep((BODIES,), (whole,), (new,), obligations=tuple(stacks.steps))
+
+
+def _sum(terms: Sequence[Node]) -> Node:
+    return reduce(lambda a, b: term("add", a, b), terms)
+
+
+def _sum_of(stack: Node) -> Node:
+    return term("reduce_sum", stack, axes=(0,), keepdims=0)
 
 
 def _kind(node: Node) -> tuple[object, ...]:
@@ -151,6 +158,17 @@ class _Stacks:
         if proved and old is not new:
             self.steps.append(RewriteStep((REROLLING,), (old,), (new,), over=frozenset(over)))
         return proved
+
+    def sum(self, whole: Node, same: Sequence[Node], others: Sequence[Node]) -> bool:
+        """Whether a sum is proved to be that of `others` and of the stack of the terms `same`: the
+        terms of each group are added first."""
+        members = [same[start : start + GROUP] for start in range(0, len(same), GROUP)]
+        groups, parts = [_joined(each) for each in self.apart(same)], [_sum(each) for each in members]
+        return (
+            self.prove(whole, _sum([*others, _sum(parts)]), [*same, *others])
+            and all(self.prove(p, _sum_of(g), m) for p, g, m in zip(parts, groups, members, strict=True))
+            and self.prove(_sum([_sum_of(g) for g in groups]), _sum_of(_joined(groups)), groups)
+        )
 
     # ------------------------------------------------------------ parts of one term
 

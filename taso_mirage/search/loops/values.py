@@ -1,7 +1,7 @@
 """The values of a state in all steps as terms of sequences: of a shift register, which holds the
-last elements of a sequence, and of a running sum.
+last elements of a sequence, of a running sum, and of a product of exponentials.
 
-Both are found by numbers (`state_forms`); `search/loops/states.py` proves them.
+They are found by numbers (`state_forms`); `search/loops/states.py` proves them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.loops import value_after, values_before
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.forms import RegionPattern
 
 LONGEST = 64
 """The largest number of elements of a shift register."""
 FREE = 3
 """The size of a free dimension, where numbers are compared."""
+EXPONENTIAL = RegionPattern("exp(x)")
 SUMMED = ("float32", "float64", "int32", "int64")
 """The types of running sums in ONNX Runtime."""
 
@@ -79,6 +81,24 @@ class RunningSum:
         last = 0 if backward else count
         lemma = term("add", before, every), values, (first, every)
         return AllValues(values, before, term("squeeze", sliced(sums, last, last + 1), axes=(0,)), (lemma,))
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """A state that a step multiplies by the exponential of a term."""
+
+    def new(self, before: Node, each: Node) -> Node:
+        return term("mul", before, term("exp", each))
+
+    def all(self, first: Node, every: Node, backward: int) -> AllValues:
+        """The first state times the exponentials of the running sums of the terms: a sum whose
+        exponential is a number of float32 is below 104, so it loses few digits."""
+        nothing = constant(np.zeros([int(n) for n in every.shape[1:]]), every.dtype)
+        sums, row = RunningSum().all(nothing, every, backward), with_axis(first, 0)
+        before, values = (self.new(row, x) for x in (sums.before, sums.values))
+        (added, _, _) = sums.lemmas[0]
+        lemma = self.new(before, every), self.new(row, added), (first, sums.before, every)
+        return AllValues(values, before, self.new(first, sums.last), (*sums.lemmas, lemma))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +176,7 @@ def state_forms(body: Graph, states: int, state: int) -> Iterator[tuple[StateFor
             return
         yield from found.registers()
         yield from found.sums()
+        yield from found.products()
 
 
 class _Numbers:
@@ -221,3 +242,17 @@ class _Numbers:
         if all(isinstance(n, int) for n in self.leaf.shape):
             zeros = constant(np.zeros([int(n) for n in self.leaf.shape]), self.leaf.dtype)
             yield RunningSum(), substitute((self.new,), {self.leaf: zeros})[0]
+
+    def products(self) -> Iterator[tuple[StateForm, Node]]:
+        """A product with the exponential of a term of the same sizes."""
+        if self.leaf.dtype not in SUMMED or not all(isinstance(n, int) for n in self.leaf.shape):
+            return
+        for node in self.each:
+            read = EXPONENTIAL.match(node) if node.type == self.leaf.type else None
+            if read is not None:
+                products = [np.asarray(step[self.leaf]) * np.asarray(step[node]) for step in self.steps]
+                if all(
+                    np.allclose(a, step[self.new], 1e-9, 1e-9) for a, step in zip(products, self.steps, strict=True)
+                ):
+                    yield Decay(), read["x"]
+                    return
