@@ -45,10 +45,10 @@ FASTER = 1 - 1e-6
 """The largest roofline time of an application that leaves the number of terms equal, relative to
 the time before it."""
 FEW, KERNEL = 1 << 16, 1 << 25
-"""The largest numbers of operations of one term on weights whose result is tested before a rewrite is
-taken: for matrices in half precision, of which there are many large ones, and for tensors with more
-axes, such as kernels of convolutions, and other dtypes. A batch norm on a 3 by 3 kernel for 1,024 and 1,024
-channels has half of the second number."""
+"""The largest numbers of operations of one term on weights whose result is tested before a rewrite
+is taken: for matrices in half precision, of which there are many large ones, and for tensors with
+more axes, such as kernels of convolutions, and for other dtypes. A batch norm on a 3 by 3 kernel
+for 1,024 and 1,024 channels has half of the second number."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
