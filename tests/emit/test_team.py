@@ -32,9 +32,9 @@ CELL = """
 
 
 @cache
-def kernel(n: int, samples: int = 1, blocks: int = 1) -> tuple[Graph, Graph]:
+def kernel(n: int, samples: int = 1, blocks: int = 1, steps: int = 20) -> tuple[Graph, Graph]:
     """A loop of a cell of n elements, and its kernel."""
-    graph = loop(parse(CELL.format(n=n, t=20, b=samples)))
+    graph = loop(parse(CELL.format(n=n, t=steps, b=samples)))
     found = recurrence(graph)
     assert found is not None
     cuts: list[LoopCut] = [(*found.axes()[0][:2], blocks)] if blocks > 1 else []
@@ -54,9 +54,19 @@ def test_two_threads_give_the_bits_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "by_two"), [((256,), True), ((128,), False), ((264,), False), ((256, 2), False), ((256, 2, 2), False)]
+    ("sizes", "by_two"),
+    [
+        ((256,), True),
+        ((128,), False),
+        ((264,), False),
+        ((2912,), False),
+        ((256, 2), False),
+        ((256, 2, 2), False),
+        ((256, 1, 1, 4), True),
+        ((256, 1, 1, 3), False),
+    ],
 )
-def test_only_the_only_row_of_a_large_matrix_is_shared(sizes: tuple[int, ...], by_two: bool) -> None:
+def test_only_the_only_row_of_a_matrix_in_caches_is_shared(sizes: tuple[int, ...], by_two: bool) -> None:
     assert (TEAM in generate_cpp(kernel(*sizes)[1])) == by_two
 
 
@@ -131,9 +141,12 @@ def teams() -> Callable[[str, int], np.ndarray]:
     matrix = (rng.normal(size=(DEPTH, COLUMNS)) / 4).astype(np.float32)
 
     def rows(name: str, way: int) -> np.ndarray:
-        state, made = np.full(DEPTH, 0.5, np.float32), np.empty((STEPS, COLUMNS), np.float32)
-        places = [ctypes.c_void_p(x.ctypes.data) for x in (matrix, state, made)]
-        library[f"run{list(texts).index(name)}"](*places, ctypes.c_size_t(way))
+        """The rows of the second of two runs, whose matrices differ."""
+        made = np.empty((STEPS, COLUMNS), np.float32)
+        for each in (-matrix, matrix):
+            state = np.full(DEPTH, 0.5, np.float32)
+            places = [ctypes.c_void_p(x.ctypes.data) for x in (each, state, made)]
+            library[f"run{list(texts).index(name)}"](*places, ctypes.c_size_t(way))
         return made
 
     return rows

@@ -19,12 +19,12 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 NARROW = 128
 """The number of columns up to which a block of rows has all of its results in registers while it
 goes through all of k."""
-TEAM = 1 << 18
-"""The least number of bytes of a matrix of which two threads read a half each in every step of a
-loop: others are read faster than the threads wait for each other."""
-TEAM_COLUMNS, TEAM_MOST = 32, 4096
-"""The number of columns that two halves of whole vectors have, and the largest number of elements
-of a row, and of half of its product (`team.h`)."""
+TEAM, TEAM_MOST = 1 << 18, 1 << 25
+"""The bytes of a matrix of which two threads read a half each in every step of a loop: smaller ones
+are read faster than the threads wait for each other, and larger ones stay in no cache, so a copy is
+no faster (`team.h`)."""
+TEAM_COLUMNS = 32
+"""The number of columns that two halves of whole vectors have."""
 VECTOR = 4
 """The least number of contiguous elements for which a vector is worth it."""
 
@@ -105,7 +105,7 @@ def _columns(
     args = (a.at(outer), a.step(m), a.step(k), b.at(outer), b.step(k), c.at(outer), c.step(m))
     narrow = usual_size(sizes[n]) <= NARROW
     shape = sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)
-    if fixed is not None and fixed.alone and not narrow and not outer and _has_halves(shape):
+    if fixed is not None and fixed.together and not narrow and not outer and _has_halves(shape):
         added = v[f"{fixed.matrix(b.pointer, b.step(k), *shape[1:])}.add"](a.pointer, a.step(k), c.pointer)
         return _looped(outer, sizes, added, "half of it by each thread")
     call = _call("columns" if narrow else "streamed", shape, args)
@@ -117,8 +117,7 @@ def _has_halves(shape: Sequence[Dim]) -> bool:
     """Whether two threads can share the product of one row with a matrix."""
     rows, columns, depth = shape
     known = rows == 1 and isinstance(columns, int) and isinstance(depth, int)
-    large = known and 4 * usual_size(columns) * usual_size(depth) >= TEAM
-    return large and columns % TEAM_COLUMNS == 0 and max(usual_size(columns) // 2, usual_size(depth)) <= TEAM_MOST
+    return known and TEAM <= 4 * usual_size(columns) * usual_size(depth) <= TEAM_MOST and columns % TEAM_COLUMNS == 0
 
 
 def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Scope | None:

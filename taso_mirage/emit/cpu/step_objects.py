@@ -18,8 +18,8 @@ class StepObjects:
     first step."""
 
     tensors: Sequence[CppBuffer]
-    alone: bool
-    """Whether the kernel has one block, in whose steps two threads take part."""
+    together: bool
+    """Whether two threads take part in the steps of the only block."""
     made: list[Statement] = field(default_factory=list)
     count: int = 0
 
@@ -35,7 +35,7 @@ class StepObjects:
         """A new object of a class, by name."""
         name = f"own{self.count}"
         made = Let(name, v[f"of_thread<{self.count}, {type}>"](), "auto&")
-        threads = v.team if self.alone else v.nullptr
+        threads = v.team if self.together else v.nullptr
         self.made += [made, v[f"{name}.begin"](threads, start, product_factor(stride))]
         self.count += 1
         return name

@@ -18,6 +18,9 @@ from taso_mirage.ir.terms import Graph, Node, topological
 
 AHEAD = 4
 """The number of steps between the request for the elements of a step and this step."""
+SEVERAL = 4
+"""The least number of steps in which two threads take part: the halves of a matrix are copied
+first."""
 MANY = 4
 """The least number of readers of each element of a value that is computed once, in memory."""
 
@@ -51,7 +54,7 @@ def step_statements(
     ]
     inside += [named_pointer(n.name, v[f"new_{x.name}"], x, "", " __restrict") for n, x in zip(after, new, strict=True)]
     lazy = StepMeaning(function.lazy.tables)
-    objects = StepObjects(operands.others, function.alone)
+    objects = StepObjects(operands.others, function.alone and usual_size(operands.count) >= SEVERAL)
     finders = Finders(lazy, objects, usual_size(operands.count))
     others = [_in_order(function, x, before, made) for x in operands.others]
     given = [*before, *elements, *others]
