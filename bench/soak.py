@@ -41,7 +41,7 @@ COUNTS = {
     "torch": 300,
 }
 """Cases of a full run; every second random graph is searched with the other strategy."""
-LIMIT = 120.0
+LIMIT = 600.0
 """Seconds that a case may take."""
 SLOWEST = 5
 """The number of the slowest cases that are named."""

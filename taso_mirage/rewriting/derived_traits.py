@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from taso_mirage.meanings.typed import Typed
 from taso_mirage.operators.ops import Example, Op, load_specs
 from taso_mirage.rewriting.text import parse_type
 
+N = TypeVar("N")
 POWER = "power"
 """The further note of an exponential."""
 EACH = frozenset({"map", "choice", "cast", "scalar", POWER})
@@ -43,6 +44,37 @@ class _Primitives(Typed[None]):
             self.used.add(POWER)
 
 
+class _Divisors(Typed[frozenset[int]]):
+    """A meaning whose notes are the operands of which a value has the elements; it collects those
+    by which a definition divides."""
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+
+    def note(
+        self,
+        primitive: str,
+        fn: Any,
+        notes: Sequence[frozenset[int]],
+        operands: Sequence[Tensor],
+        result: Tensor,
+    ) -> frozenset[int]:
+        if fn is np.divide:
+            self.used |= notes[1]
+        return frozenset().union(*notes) if primitive in MOVES or primitive == "cast" else frozenset()
+
+
+@cache
+def divisors(name: str) -> frozenset[int]:
+    """The operands by whose elements an operator divides, at its examples."""
+    op, meaning = load_specs().get(name), _Divisors()
+    if op is not None:
+        for each in op.examples:
+            operands = [_noted(operand, frozenset({i})) for i, operand in enumerate(each.operands)]
+            op.body(meaning, *operands, **op.normalise(each.attrs))
+    return frozenset(meaning.used)
+
+
 @cache
 def primitives(name: str) -> frozenset[str] | None:
     """The primitives that an operator's definition uses at its examples.
@@ -55,14 +87,14 @@ def primitives(name: str) -> frozenset[str] | None:
 
 def _used(op: Op, example: Example) -> frozenset[str]:
     meaning = _Primitives()
-    op.body(meaning, *map(_noted, example.operands), **op.normalise(example.attrs))
+    op.body(meaning, *(_noted(operand, None) for operand in example.operands), **op.normalise(example.attrs))
     return frozenset(meaning.used)
 
 
-def _noted(operand: str | int | Sequence[Any] | None) -> tuple[Tensor, None] | None:
+def _noted(operand: str | int | Sequence[Any] | None, note: N) -> tuple[Tensor, N] | None:
     if operand is None:
         return None
-    return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", np.shape(operand))), None
+    return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", np.shape(operand))), note
 
 
 def elementwise(name: str) -> bool:

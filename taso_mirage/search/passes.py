@@ -16,7 +16,18 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.ir.model import Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, variable, weight, with_args
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    Tensor,
+    is_computed,
+    topological,
+    users,
+    variable,
+    weight,
+    with_args,
+)
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, traits
@@ -26,7 +37,7 @@ from taso_mirage.rewriting.equation import Equation, Match
 from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.rewriting.index import Application, Keep, Rules
 from taso_mirage.search.steps import FOLDING, RewriteStep
-from taso_mirage.search.weights import dtype_holds
+from taso_mirage.search.weights import dtype_holds, moderate
 
 SWEEPS = 8
 LARGE = 4
@@ -34,10 +45,10 @@ FASTER = 1 - 1e-6
 """The largest roofline time of an application that leaves the number of terms equal, relative to
 the time before it."""
 FEW, KERNEL = 1 << 16, 1 << 25
-"""The largest numbers of operations of one term on weights in half precision whose result is tested
-before a rewrite is taken: for matrices, of which there are many large ones, and for tensors with
-more axes, such as kernels of convolutions. A batch norm on a 3 by 3 kernel for 1,024 and 1,024
-channels has half of the second number."""
+"""The largest numbers of operations of one term on weights whose result is tested before a rewrite
+is taken: for matrices in half precision, of which there are many large ones, and for tensors with
+more axes, such as kernels of convolutions, and for other dtypes. A batch norm on a 3 by 3 kernel
+for 1,024 and 1,024 channels has half of the second number."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -95,20 +106,34 @@ class Context:
                 self._work[key] = None
         return self._work[key]
 
-    def _rounds_a_weight(self, node: Node) -> bool:
-        """Whether a term combines weights in half precision, and is large or shown to be off:
-        scales multiplied ahead may underflow."""
-        half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
-        counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
+    def spoils_a_weight(self, node: Node) -> bool:
+        """Whether a term combines weights of floats, and is large or shown to be off: scales
+        multiplied ahead may overflow or underflow. Beyond half precision a large term over numbers
+        of a usual size is neither, and one over weights of unknown values is not looked at."""
+        if not isinstance(node.type, Tensor) or not is_computed(node.type.dtype):
+            return False
+        counted = self.work(node) if is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
-        most = KERNEL if node.tensor.rank > 2 else FEW
-        return counted.flops > most or not (self.hopeful or self._holds(node))
+        half = node.type.dtype in ("float16", "bfloat16")
+        most = KERNEL if node.tensor.rank > 2 or not half else FEW
+        if self.hopeful or half:
+            return counted.flops > most if self.hopeful else counted.flops > most or not self._holds(node)
+        leaves = [n for n in topological([node]) if n.op in ("weight", "constant")]
+        if any(n.op == "weight" and n.attr("name") not in self.weights for n in leaves):
+            return False
+        if counted.flops > FEW and all(self._asked(n, moderate) for n in leaves):
+            return False
+        return counted.flops > most or not self._holds(node)
 
     def _holds(self, node: Node) -> bool:
+        return self._asked(node, dtype_holds)
+
+    def _asked(self, node: Node, question: Callable[[Node, Mapping[str, Weight]], bool]) -> bool:
+        """The answer to a question about a term over weights, which is asked once for each."""
         key = node, tuple([self.weights.get(n.attr("name")) for n in topological([node]) if n.op == "weight"])
         if key not in self.holding:
-            self.holding[key] = dtype_holds(node, self.weights)
+            self.holding[key] = question(node, self.weights)
         return self.holding[key]
 
     def estimate(self, node: Node) -> float:
@@ -130,7 +155,7 @@ class Context:
             return True
         if node not in self._legal:
             op = get(node.op)
-            if self._rounds_a_weight(node):
+            if self.spoils_a_weight(node):
                 self._legal[node] = False
                 return False
             try:

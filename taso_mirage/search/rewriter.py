@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import Node
+from taso_mirage.ir.terms import Node, topological
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
@@ -138,11 +138,17 @@ class Rewriter:
         )
         if budget.stop:
             self.measure_until(0.0)
-        if not taken:
+        if not taken or self._spoils(normal.graph.outputs, outputs):
             return None, statistics
         folded, rest = self._fold(normal, outputs)
         searched, last = self._simplified(folded, [standard, large, every])
         return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
+
+    def _spoils(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
+        """Whether a new term over weights has values that its dtype does not hold: the search does
+        not know values."""
+        made = [n for n in topological(after, stop={*topological(before)}) if n.args]
+        return any(self.known.spoils_a_weight(n) for n in made)
 
     def together(self, candidate: ModelCandidate) -> ModelCandidate | None:
         """A candidate to which the laws that may pay only at all places at once were applied; None

@@ -13,7 +13,17 @@ import numpy as np
 
 from taso_mirage.devices.machine import cores
 from taso_mirage.ir.model import Model, StoredWeight, Weight
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Node,
+    Tensor,
+    is_computed,
+    is_float,
+    numpy_dtype,
+    substitute,
+    topological,
+    weight,
+)
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.exactness import differs
 from taso_mirage.operators.expressions import is_weight
@@ -26,6 +36,9 @@ from taso_mirage.search.steps import FOLDING, RewriteStep
 FOLDED_GROWTH = 1 << 16
 """The largest number of bytes by which a folded weight-only term may exceed its leaves (an Expand
 stays an Expand)."""
+FEW, MODERATE = 1 << 16, 4
+"""The size from which only the largest number of a weight is looked at, and how many factors of a
+usual size fit into the range of a dtype."""
 LAST_DIGITS = 4
 """The largest error of a number in units of its dtype, for terms whose declared dtypes matter."""
 HALVES = "equal halves of a weight"
@@ -146,22 +159,51 @@ def _as_declared(node: Node, exact: Any, weights: Mapping[str, Weight]) -> bool:
 
 def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
     """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do,
-    and of a tensor every slice along an axis (a channel of a kernel) does against its largest.
-    False where a weight is not known."""
-    order = topological([node])
-    if any(n.op == "weight" and n.attr("name") not in weights for n in order):
+    and of a tensor every slice along an axis (a channel of a kernel) does against its largest. In
+    single and double precision the values may be subnormal where a weight is. False where a weight
+    is not known."""
+    leaves = [n for n in topological([node]) if n.op in ("weight", "constant")]
+    if any(n.op == "weight" and n.attr("name") not in weights for n in leaves):
         return False
-    leaves = {n: EXACT.load(weights[n.attr("name")].numpy()) for n in order if n.op == "weight"}
-    exact = np.asarray(interpret([node], EXACT, leaves)[node], np.float64)
-    dtype = numpy_dtype(node.tensor.dtype)
-    with np.errstate(over="ignore"):
-        error = np.abs(exact.astype(dtype).astype(np.float64) - exact)
-    if not np.isfinite(error).all():
+    dtype, limits = numpy_dtype(node.tensor.dtype), ml_dtypes.finfo(node.tensor.dtype)
+    if dtype == np.float64 and not all(moderate(n, weights) for n in leaves):
         return False
-    unit = float(ml_dtypes.finfo(dtype).eps)
+    given = {n: EXACT.load(weights[n.attr("name")].numpy()) for n in leaves if n.op == "weight"}
+    exact = np.asarray(interpret([node], EXACT, given)[node], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = exact.astype(dtype).astype(np.float64)
+        error = np.abs(rounded - exact, out=np.zeros_like(exact), where=np.isfinite(exact))
+    if not np.array_equal(np.isfinite(rounded), np.isfinite(exact)):
+        return False
+    rough = dtype.itemsize > 2 and any(_least(_numbers(n, weights)) < limits.smallest_normal for n in leaves)
+    unit, least = float(limits.eps), float(limits.smallest_subnormal) if rough else 0.0
     slices = [tuple(j for j in range(exact.ndim) if j != i) for i in range(exact.ndim)]
-    sizes = np.abs(exact)
-    return all((error.max(axis=s, initial=0) <= unit * sizes.max(axis=s, initial=0)).all() for s in slices or [()])
+    sizes = np.where(np.isfinite(exact), np.abs(exact), 0.0)
+    allowed = (unit * sizes.max(axis=s, initial=0) + least for s in slices or [()])
+    return all((error.max(axis=s, initial=0) <= most).all() for s, most in zip(slices or [()], allowed, strict=True))
+
+
+def moderate(node: Node, weights: Mapping[str, Weight]) -> bool:
+    """Whether products of a few numbers of a weight, or of a constant, are normal numbers of its
+    dtype; of a large one, whether those of its largest number are."""
+    if not is_computed(node.tensor.dtype):
+        return True
+    sizes = np.abs(_numbers(node, weights))
+    largest = float(sizes.max(initial=0, where=np.isfinite(sizes)))
+    least = largest if sizes.size > FEW else _least(sizes)
+    bound = 2.0 ** (ml_dtypes.finfo(node.tensor.dtype).maxexp // MODERATE)
+    return largest < bound and (least > 1 / bound or largest == 0)
+
+
+def _numbers(node: Node, weights: Mapping[str, Weight]) -> Any:
+    """The numbers of a weight or a constant."""
+    return weights[node.attr("name")].numpy() if node.op == "weight" else node.attr("value").numpy()
+
+
+def _least(numbers: Any) -> float:
+    """The smallest size of numbers that are not zero; infinity if there are none."""
+    sizes = np.abs(numbers).astype(np.float64)
+    return float(sizes.min(initial=np.inf, where=sizes > 0))
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:

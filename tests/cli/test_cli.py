@@ -368,6 +368,7 @@ def test_saturation_is_a_strategy(layer: Path, tmp_path: Path) -> None:
     assert all(c["passed"] for c in found["check"])
 
 
+@pytest.mark.sampled(2)
 def test_an_exit_code_is_kept_where_stderr_takes_nothing(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "taso_mirage.cli", "inspect", str(tmp_path / "none.onnx")]

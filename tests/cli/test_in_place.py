@@ -109,7 +109,7 @@ save(model, Path("m.onnx"))
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_kill_at_any_moment_leaves_a_whole_model(folder: Path) -> None:
     """With its weights in a file beside it, which are another file afterwards."""

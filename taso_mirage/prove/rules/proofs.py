@@ -18,7 +18,7 @@ from taso_mirage.ir.terms import Node, Tensor, is_float, topological
 from taso_mirage.meanings.sizes import within_bounds
 from taso_mirage.operators.additions import operator_files
 from taso_mirage.operators.expressions import uniform_value
-from taso_mirage.operators.ops import data_folder
+from taso_mirage.operators.ops import data_folder, traits
 from taso_mirage.plugins import OPERATOR_GROUP, plugins
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.definitions import same_by_definition
@@ -32,6 +32,7 @@ from taso_mirage.prove.rules.cases import (
     unranked,
 )
 from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
+from taso_mirage.rewriting.derived_traits import divisors
 from taso_mirage.rewriting.index import Application
 from taso_mirage.system.store import Store
 from taso_mirage.verdicts import Failure
@@ -75,7 +76,8 @@ class CaseVerdict:
 
 class Proofs:
     """Verdicts on applications of rules. None is accepted that drops an operand of floats which may
-    be NaN or infinite, so that the result would be a number.
+    be NaN or infinite, so that the result would be a number, and none with a quotient by the number
+    0, of which proofs say nothing.
 
     Each case is proved once: in this process, and where `path` is given on this machine.
 
@@ -95,7 +97,7 @@ class Proofs:
         if application.equation.evidence not in PROVED_WHERE_APPLIED:
             return True
         dropped = (application.found.operands[x] for x in application.equation.dropped)
-        return all(map(_is_finite, dropped)) and bool(self.of(application))
+        return all(map(_is_finite, dropped)) and not _divides_by_zero(application) and bool(self.of(application))
 
     def of(self, application: Application) -> CaseVerdict:
         """The verdict on one application; constants are read only where it needs their values."""
@@ -151,6 +153,17 @@ def _is_finite(node: Node) -> bool:
     """Whether a term is known to be neither NaN nor infinite: integers, and constants."""
     number = uniform_value(node) if is_float(node.dtype) else 0
     return number is not None and isfinite(number)
+
+
+def _divides_by_zero(application: Application) -> bool:
+    """Whether a side has a quotient by a number that is 0."""
+    found = application.found
+    terms = topological((*found.outputs, *application.results), stop=set(found.operands.values()))
+    return any(_is_zero(n.args[i]) for n in terms for i in divisors(n.op) if i < len(n.args))
+
+
+def _is_zero(node: Node) -> bool:
+    return uniform_value(node.args[0] if traits(node).repeats else node) == 0
 
 
 _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
