@@ -36,7 +36,7 @@ def recurrent(found: dict[str, Any]) -> list[str]:
 
 
 def written_out(found: dict[str, Any]) -> list[str]:
-    """Milliseconds by module and exporter, of ONNX Runtime on the file, of ours, and of PyTorch, and
+    """Milliseconds by module and exporter, of ONNX Runtime on the file, of ours and of PyTorch, and
     the geometric mean of the ratios."""
     rows = [row for row in found["rows"] if "failed" not in row]
     heads = (
