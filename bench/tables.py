@@ -37,7 +37,7 @@ from minute_table import curve, minute, quick, spent  # noqa: E402
 from public_table import findings, kinds, public  # noqa: E402
 from quantized_table import quantized  # noqa: E402
 from real_table import exports, real, torchscript  # noqa: E402
-from recurrent_table import recurrent  # noqa: E402
+from recurrent_table import recurrent, written_out  # noqa: E402
 from regions_table import regions  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
@@ -381,6 +381,7 @@ TABLES = {
     "judging-cpu2": judging,
     "recurrent-cpu2": recurrent,
     "recurrent-H200": recurrent,
+    "written_out-cpu2": written_out,
     "decode-cpu2": decode,
     "decode-H200": decode,
     "graphnet-cpu2-quick": graphnet,

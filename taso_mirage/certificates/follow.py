@@ -24,15 +24,17 @@ from taso_mirage.errors import CheckFailed, Unsupported
 from taso_mirage.ir.content import Draw
 from taso_mirage.ir.dims import parse_dim
 from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, topological, weight, with_args
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
-from taso_mirage.onnx_io.content_terms import LoopWithoutState, Opened, OpenedLoop, matching, opened
+from taso_mirage.onnx_io.content_terms import Opened, matching, opened
+from taso_mirage.onnx_io.opened_loops import LoopWithoutState, OpenedLoop
 from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
-from taso_mirage.operators.ops import get
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import count
 from taso_mirage.prove.rules.cases import Instance, resized_instance
 from taso_mirage.prove.rules.proofs import emptied
@@ -90,7 +92,7 @@ class _Reader:
         view = opened(original)
         self.outputs = list(zip(original.output_names, view(original.graph.outputs), strict=True))
         self.draws = _single(view)
-        self.loops = view.results
+        self.view, self.loops = view, view.results
         self.weights = view.arrays
         """By the digests of their content."""
         self.terms: list[Node] = []
@@ -127,6 +129,7 @@ class _Reader:
             "computed": self._computed,
             "folded": self._folded,
             "halves": self._halves,
+            "unrolled": self._unrolled,
             "values": self._values,
             "closed": self._closed,
             "behind": self._behind,
@@ -182,7 +185,8 @@ class _Reader:
                     raise CheckFailed(f"equality {index + 1}: the letters of a case stand for sizes of at least 1")
                 if resized_instance(_instance(case["lhs"], case["rhs"]), sizes) != instance:
                     raise CheckFailed(f"equality {index + 1} is not of its case")
-                lhs, rhs = case["lhs"], case["rhs"]
+                if not undecided(case["lhs"], case["rhs"]) or undecided(lhs, rhs):  # else at these sizes alone
+                    lhs, rhs = case["lhs"], case["rhs"]
             try:
                 ground = self.judge(equality["proof"], lhs, rhs)
                 self._judge_empty(instance)
@@ -210,6 +214,18 @@ class _Reader:
         if found is None:
             raise CheckFailed(f"term {number} is no result of a loop of the original")
         return found
+
+    def _unrolled(self, text: str, args: Sequence[int]) -> None:
+        """A loop of a known number of steps, and its steps written out."""
+        graph = parse_graph(text)
+        (node,) = graph.outputs
+        if any(n.op in ("weight", "opaque") for n in graph) or traits(node).lowering is not Lowering.STEPS:
+            raise CheckFailed("a term that is no loop, or that names a weight or a node without a definition")
+        if node.args != graph.inputs or any(n.op in ("weight", "opaque") for n in node.attr("body")):
+            raise CheckFailed("a loop over other terms than its operands, or whose body names a weight")
+        operands = self._cut(graph.inputs, [self._term(a) for a in args])
+        for result, steps in self.view.loop_of(_over((node,), operands)[0]).unrolled():
+            self._union(result, steps)
 
     def _values(self, number: int, state: int) -> None:
         loop, _ = self._loop(number)

@@ -11,9 +11,8 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import permutations
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -26,8 +25,6 @@ from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
     Node,
-    Tensor,
-    Type,
     is_part,
     substitute,
     topological,
@@ -42,187 +39,13 @@ from taso_mirage.onnx_io.loops import (
     CountedLoop,
     bound_at,
     counted_loop,
-    renumbered,
     state_leaves,
-    step_at,
     step_leaves,
-    value_after,
-    values_before,
 )
+from taso_mirage.onnx_io.opened_loops import OpenedLoop, ResultsOfLoops
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.interpret import definition
 from taso_mirage.operators.ops import Call, by_onnx, get, traits
-
-
-@dataclass(frozen=True, slots=True)
-class ResultsOfLoops:
-    """The results of loops so many levels inside of a model: terms in which the variables of these
-    loops are bound."""
-
-    depth: int
-
-    @property
-    def operator(self) -> str:
-        """The name of these results."""
-        return f"a result of a loop at depth {self.depth}"
-
-    def __contains__(self, node: object) -> bool:
-        call = node.attr("call") if isinstance(node, Node) and node.op == "opaque" else None
-        return isinstance(call, NodeContent) and call.operator == self.operator
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedLoop:
-    """A loop: its states before the first step, variables for them, the outputs of one step as
-    terms over these, the elements of the sequences at a variable place and the other operands, the
-    steps in words, the types of the results, the results of loops beside it, whose variables have
-    the same names but are others, the number of steps, and whether the last element is the first
-    step's."""
-
-    firsts: Sequence[Node]
-    leaves: Sequence[Node]
-    outputs: Sequence[Node]
-    steps: str
-    types: Sequence[Type]
-    closed: ResultsOfLoops
-    count: Dim
-    backward: int
-
-    def result(self, index: int, numbers: Sequence[int] | None = None) -> Node:
-        """A result as a node of the states on which it depends: their first values, their new
-        values, and for a result of all steps its value in one. What is equal for all values of the
-        variables is equal in every step, and so are the states, by induction: they begin as equal
-        ones. `numbers`: other numbers for the states, whose variables have their numbers as names.
-        """
-        last, kept = index < len(self.firsts), self._needed(index)
-        at = dict(zip(kept, kept if numbers is None else numbers, strict=True))
-        order = sorted(kept, key=at.__getitem__)
-        names = {self.leaves[i]: renumbered(self.leaves[i], at[i]) for i in order}
-        wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
-        made = substitute(wanted, names, topological(wanted, stop=self.closed))
-        which = f"the last state {order.index(index)}" if last else "the values"
-        return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index])
-
-    def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type) -> Node:
-        """A result, of which the last operands are terms of a step. The types of the operands are
-        in its content, because records name a result by one of the same content."""
-        kinds = ", ".join(str(a.type) for a in args)
-        content = NodeContent(self.closed.operator, f"{which} {type} of {self.steps} over {kinds}", (("body", count),))
-        return Node("opaque", args, (("call", content),), type)
-
-    def _needed(self, index: int) -> list[int]:
-        """The states on which a result depends."""
-        kept = {index} if index < len(self.firsts) else set[int]()
-        waiting = [self.outputs[index]]
-        while waiting:
-            below = set(topological([waiting.pop()], stop=self.closed))
-            more = {i for i, leaf in enumerate(self.leaves) if leaf in below} - kept
-            kept |= more
-            waiting += [self.outputs[i] for i in more]
-        return sorted(kept)
-
-    def of_fewer_states(self, terms: Iterable[Node], class_of: Callable[[Node], Node]) -> OpenedLoop:
-        """The loop with other outputs of a step: of the terms equal to each the one that reads the
-        fewest states. `terms`: operands come before what reads them."""
-        leaves = {leaf: {i} for i, leaf in enumerate(self.leaves)}
-        reads, best = dict[Node, set[int]](), dict[Node, Node]()
-        for node in terms:
-            below = () if node in self.closed else node.args
-            reads[node] = leaves.get(node, set[int]()).union(*(reads[a] for a in below))
-            there = best.setdefault(class_of(node), node)
-            if len(reads[node]) < len(reads[there]):
-                best[class_of(node)] = node
-        outputs = [min(o, best[class_of(o)], key=lambda t: len(reads[t])) if o in reads else o for o in self.outputs]
-        return replace(self, outputs=outputs)
-
-    def values_of(self, state: int) -> Node:
-        """The new values of a state in all steps."""
-        new = self.outputs[state]
-        type = Tensor(new.dtype, (self.count, *new.shape))
-        return replace(self, outputs=(*self.outputs, new), types=(*self.types, type)).result(len(self.outputs))
-
-    def behind(self, index: int, states: Sequence[int], whole: Node) -> tuple[Node, Node] | None:
-        """A result of all steps that depends on no state but through the new values of some: as the
-        values of all steps over these, and `whole` as the values of its elements. None where it
-        depends on a state otherwise, or where `whole` is another one in each step.
-
-        Both are equal to what they stand for: in a step, the element of all new values is the new
-        value. So the result is `whole` if the element of `whole` is equal to its value in a step.
-        """
-        step = step_at(self.closed.depth)
-        elements = {self.outputs[k]: get("gather").term(self.values_of(k), step, axis=0) for k in states}
-        order = topological(self.outputs[index : index + 1], stop=self.closed)
-        (value,) = substitute(self.outputs[index : index + 1], elements, order)
-        inside, outside = (topological([each], stop=self.closed) for each in (value, whole))
-        if not set(self.leaves).isdisjoint(inside) or any(map(_draws, inside)):
-            return None
-        if not {*self.leaves, step}.isdisjoint(outside) or whole.type != self.types[index]:
-            return None
-        element = get("gather").term(whole, step, axis=0)
-        one, two = (self._node("the values", (each,), 1, whole.type) for each in (value, element))
-        return one, two
-
-    def without_state(self, state: int, values: Node, before: Node) -> LoopWithoutState | None:
-        """The loop that reads elements of `before` in the place of a state, whose new values in all
-        steps are `values`. None where these are others in each step.
-
-        By induction over the steps, the state is the element of `before` in each of them: in the
-        first one, and after a step whose new value is the element of `values`.
-        """
-        step, first = step_at(self.closed.depth), self.firsts[state]
-        outside = topological([values, before], stop=self.closed)
-        type = Tensor(first.dtype, (self.count, *first.shape))
-        if not {*self.leaves, step}.isdisjoint(outside) or {values.type, before.type} != {type}:
-            return None
-        firsts = [*self.firsts[:state], *self.firsts[state + 1 :]]
-        leaves, element = state_leaves(firsts, self.closed.depth), get("gather").term(before, step, axis=0)
-        names = dict(
-            zip([*self.leaves[:state], *self.leaves[state + 1 :], self.leaves[state]], [*leaves, element], strict=True)
-        )
-        outputs = substitute(self.outputs, names, topological(self.outputs, stop=self.closed))
-        new = outputs[state]
-        if any(map(_draws, topological([new], stop=self.closed))):
-            return None
-        conditions = (
-            (values_before(first, values, self.backward), before),
-            (new, get("gather").term(values, step, axis=0)),
-        )
-        kept = [i for i in range(len(outputs)) if i != state]
-        types, outputs = [self.types[i] for i in kept], tuple(outputs[i] for i in kept)
-        made = replace(self, firsts=firsts, leaves=leaves, outputs=outputs, types=types)
-        return LoopWithoutState(
-            made,
-            conditions,
-            (
-                (self.result(state), value_after(first, values, self.backward)),
-                *((self.result(i), made.result(at)) for at, i in enumerate(kept)),
-            ),
-        )
-
-    def renumbered(self, index: int, most: int) -> Iterator[Node]:
-        """A result with all other numbers of its states below `most`: other names of the same
-        variables."""
-        needed = self._needed(index)
-        yield from (self.result(index, each) for each in permutations(range(most), len(needed)))
-
-
-@dataclass(frozen=True, slots=True)
-class LoopWithoutState:
-    """A loop with a state less, the equalities on which that rests, and those that follow: of each
-    result of the other loop, of which the state is the first, with its term here."""
-
-    loop: OpenedLoop
-    conditions: tuple[tuple[Node, Node], ...]
-    results: tuple[tuple[Node, Node], ...]
-
-    @property
-    def terms(self) -> list[Node]:
-        """All terms of the equalities, in their order."""
-        return [each for pair in (*self.conditions, *self.results) for each in pair]
-
-    def places(self) -> Iterator[tuple[Node, tuple[OpenedLoop, int]]]:
-        """The results of the loop, with their places."""
-        yield from ((new, (self.loop, i)) for i, (_, new) in enumerate(self.results[1:]))
 
 
 @dataclass(slots=True)
@@ -311,6 +134,15 @@ class Opened:
             self.names[name] = array_digest(given.numpy())
             self.arrays[self.names[name]] = given
         return self.names[name]
+
+    def loop_of(self, term: Node) -> OpenedLoop:
+        """A loop that is a term of its body over opened terms; its results are among those of
+        loops."""
+        made = self._term_loop(term)
+        loop = self.loops[made] if made in self.loops else self.results[made][0]
+        for index in range(len(loop.types)):
+            self._result(loop, index)
+        return loop
 
     def _term_loop(self, term: Node) -> Node:
         """A loop that is a term of its body."""
@@ -407,12 +239,6 @@ class Opened:
             leaves[leaf] = formal if name in body.formal else _as(outer[name], leaf)
         shared = (self.arrays, self.draws, self.matched)
         return Opened(body.model, body.model.weights, leaves, *shared, path=path, results=self.results)
-
-
-def _draws(node: Node) -> bool:
-    """Whether a term is a random draw, which is another one in each step."""
-    call = node.attr("call") if node.op == "opaque" else None
-    return isinstance(call, NodeContent) and call.draw is not None
 
 
 def _as(outer: Node, leaf: Node) -> Node:

@@ -21,7 +21,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
 from taso_mirage.onnx_io.invariants import without_invariants
-from taso_mirage.pipeline.loops import reroll_sums, rewrite_loops
+from taso_mirage.pipeline.loops import reroll_chains, reroll_sums, rewrite_loops
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -61,6 +61,8 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
     seconds_of = partial(_model_seconds, original, cases[0]) if cases else None
     model, rerolled = reroll_sums(job, problem, model, seconds_of)
     moved += rerolled
+    model, chains = reroll_chains(job, problem, model, seconds_of)
+    moved += chains
     model, loops = rewrite_loops(job, problem, model, seconds_of)
     moved += loops
     terms = [t for t in model.nodes() if has_bodies(t)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node, substitute, topological
 from taso_mirage.onnx_io.bodies import label_of
 from taso_mirage.onnx_io.loops import ReadLoop, as_scan
@@ -17,6 +19,7 @@ from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.derived_traits import moves
 from taso_mirage.search.loops.behind import LighterLoop, results_of, without_outputs
+from taso_mirage.search.loops.chain_loops import rerolled_chains
 from taso_mirage.search.loops.hoisting import hoisted_loop
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.loops.layers import layer_of
@@ -43,15 +46,16 @@ class _Rewritten:
 
 
 def rewrite_loops(
-    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
+    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None, made: Collection[Node] = ()
 ) -> tuple[Model, list[RewriteStep]]:
     """The model after its loops became operators, or terms that no state changes have moved out of
     them, and the steps; the problem gets the weights of the bodies. `seconds` decides where a loop
-    has several forms; without it the operator is taken."""
+    has several forms; without it the operator is taken. `made`: the results of loops that were made
+    of their steps, which a certificate knows as those of the original."""
     steps: list[RewriteStep] = []
-    outputs, origins, given = model.graph.outputs, dict(model.origins), set(problem.model.nodes())
+    outputs, origins, given = model.graph.outputs, dict(model.origins), {*problem.model.nodes(), *made}
     for node in reversed(model.nodes()) if job.config.measure else ():  # so the operands are as they were
-        found = as_scan(replace(model, weights=problem.weights), node)
+        found = _loop_of(replace(model, weights=problem.weights), node)
         if found is None:
             continue
         olds = results_of(node)
@@ -64,16 +68,48 @@ def rewrite_loops(
         chosen = _fastest(forms, models, seconds)
         if chosen is None:
             continue
-        made = chosen.form
+        form = chosen.form
         problem.weights.update(found.weights)
-        outputs = substitute(outputs, dict(zip(olds, made.results, strict=True)))
-        origins |= {made.term: origins[node]} if made.term is not None and node in origins else {}
-        parts = {"obligations": made.obligations, "behind": made.behind, "closed": made.closed}
-        steps.append(RewriteStep((BODIES,), olds, made.results, **parts))  # type: ignore[arg-type]
-        job.remarks.append(f"{label_of(model, node)}: {chosen.said}")
+        outputs = substitute(outputs, dict(zip(olds, form.results, strict=True)))
+        origins |= {form.term: origins[node]} if form.term is not None and node in origins else {}
+        parts = {"obligations": form.obligations, "behind": form.behind, "closed": form.closed}
+        steps.append(RewriteStep((BODIES,), olds, form.results, **parts))  # type: ignore[arg-type]
+        job.remarks.append(f"{_said_of(model, node)}: {chosen.said}")
     if not steps:
         return model, steps
     return replace(model.with_graph(outputs, problem.weights), origins=origins), steps
+
+
+def _loop_of(model: Model, node: Node) -> ReadLoop | None:
+    """The term of a loop, which may be one."""
+    return ReadLoop(node, {}) if traits(node).lowering is Lowering.STEPS else as_scan(model, node)
+
+
+def _said_of(model: Model, node: Node) -> str:
+    return label_of(model, node) if node.op == "opaque" else "the loop"
+
+
+def reroll_chains(
+    job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
+) -> tuple[Model, list[RewriteStep]]:
+    """The model with a loop, in its fastest form, in the place of each recurrence whose steps are
+    written out, and the steps, if that model takes fewer `seconds`."""
+    steps, outputs = list[RewriteStep](), model.graph.outputs
+    with suppress(TasoMirageError):  # a loop without a type
+        for step in rerolled_chains(outputs, problem.proofs) if job.config.measure else ():
+            outputs = substitute(outputs, step.table)
+            steps.append(step)
+    if not steps:
+        return model, []
+    loops = [loop for step in steps for loop in step.unrolled]
+    own = replace(job, remarks=[])
+    known = [result for loop in loops for result in results_of(loop)]
+    made, more = rewrite_loops(own, problem, model.with_graph(outputs), seconds, known)
+    if seconds is not None and not _is_faster(made, model, seconds):
+        return model, []
+    counts = " and ".join(str(loop.args[loop.attr("states")].shape[0]) for loop in loops)
+    job.remarks += [f"{counts} steps of a recurrence that are written out became a loop", *own.remarks]
+    return made, [*steps, *more]
 
 
 def reroll_sums(

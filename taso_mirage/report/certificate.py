@@ -96,6 +96,8 @@ class _Book:
         for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
+            for loop in step.unrolled:
+                self._unrolled(view, loop)
             for state in step.closed:
                 self._closed(view, state)
             for part in step.behind:
@@ -106,6 +108,14 @@ class _Book:
 
             for part in step.behind:
                 self._behind(view, part)
+
+    def _unrolled(self, view: Opened, loop: Node) -> None:
+        """The record of a loop whose steps are written out."""
+        made = with_args(loop, view(loop.args))
+        self.records.append(["unrolled", _alone(made), [self.of(a) for a in made.args]])
+        for pair in view.loop_of(made).unrolled():
+            for node in topological(pair):
+                self._number(node)
 
     def _closed(self, view: Opened, part: ClosedState) -> None:
         """The record of a state whose values in all steps are known."""

@@ -29,7 +29,8 @@ class RewriteStep:
     they are known. `inside`: the changes of the bodies of the node that was replaced.
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
     `closed`: the states of loops whose values in all steps are known terms. `behind`: the results
-    of loops that are computed behind them.
+    of loops that are computed behind them. `unrolled`: the loops of a known number of steps that
+    were written out.
     `over`: the terms for all values of which the equality holds, where they are known.
     """
 
@@ -42,6 +43,7 @@ class RewriteStep:
     obligations: tuple[RewriteStep, ...] = field(default=(), compare=False, repr=False)
     closed: tuple[ClosedState, ...] = field(default=(), compare=False, repr=False)
     behind: tuple[BehindLoop, ...] = field(default=(), compare=False, repr=False)
+    unrolled: tuple[Node, ...] = field(default=(), compare=False, repr=False)
     over: frozenset[Node] | None = field(default=None, compare=False, repr=False)
 
     @property

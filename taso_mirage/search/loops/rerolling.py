@@ -20,10 +20,11 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import definition
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.rewriting.derived_traits import multiplies, selects
+from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.forms import ADDED
 from taso_mirage.search.loops.hoisting import forms_of_all
 from taso_mirage.search.loops.inductions import is_equal
+from taso_mirage.search.loops.parts import term_of_parts
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 REROLLING = "re-rolling of equal terms"
@@ -153,11 +154,7 @@ class _Stacks:
 
     def prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
         """Whether two terms are proved to be equal for all values of some leaves."""
-        over = [a for a in dict.fromkeys(leaves) if a is not ABSENT and not is_constant(a)]
-        proved = old is new or (old.type == new.type and is_equal(old, new, over, self.proofs))
-        if proved and old is not new:
-            self.steps.append(RewriteStep((REROLLING,), (old,), (new,), over=frozenset(over)))
-        return proved
+        return add_proved(old, new, leaves, self.proofs, self.steps)
 
     def sum(self, whole: Node, same: Sequence[Node], others: Sequence[Node]) -> bool:
         """Whether a sum is proved to be that of `others` and of the stack of the terms `same`: the
@@ -174,7 +171,7 @@ class _Stacks:
 
     def _parts(self, nodes: Sequence[Node]) -> _Stack | None:
         """The stack of terms that are the successive parts of one term along an axis."""
-        sources = {_source(each) for each in nodes}
+        sources = {term_of_parts(each) for each in nodes}
         if len(sources) != 1:
             return None
         (source,) = sources
@@ -242,6 +239,16 @@ class _Stacks:
         return self.of(made)
 
 
+def add_proved(old: Node, new: Node, leaves: Sequence[Node], proofs: Proofs, steps: list[RewriteStep]) -> bool:
+    """Whether two terms are proved to be equal for all values of some leaves; the equality is then
+    one of the steps."""
+    over = [a for a in dict.fromkeys(leaves) if a is not ABSENT and not is_constant(a)]
+    found = old is new or (old.type == new.type and is_equal(old, new, over, proofs))
+    if found and old is not new:
+        steps.append(RewriteStep((REROLLING,), (old,), (new,), over=frozenset(over)))
+    return found
+
+
 def _form(single: Node, stacks: Sequence[_Stack], given: Sequence[Node], size: int, form: int) -> Node | None:
     """One of the terms that an operator may be over its operands of `size` terms; None where there
     are fewer."""
@@ -249,15 +256,6 @@ def _form(single: Node, stacks: Sequence[_Stack], given: Sequence[Node], size: i
     if any(a in table for a, each in zip(single.args, stacks, strict=True) if not each.apart):
         return None
     return next(islice(forms_of_all(single, table, size), form, None), None)
-
-
-def _source(node: Node) -> Node:
-    """The lowest term whose elements alone a term has, by what is known before the model runs."""
-    while node.args and selects(node.op) and node.op != "opaque" and not is_weight(node):
-        if not all(a is ABSENT or is_weight(a) for a in node.args[1:]):
-            break
-        node = node.args[0]
-    return node
 
 
 def _moved(node: Node, axis: int, shape: Sequence[object]) -> Node:

@@ -1,0 +1,145 @@
+"""Re-rolling of recurrences: one loop (`op_specs/scan.py`) in the place of a chain of steps that
+are written out (`chains.py`).
+
+A loop of a known number of steps is equal to its steps by its definition, and the body gives
+exactly the model's terms in each step. So only these equalities are proved: that the element of a
+sequence is the part that the model reads, and that the values of all steps, one above the other,
+are what the model makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Node, constant, substitute, variable
+from taso_mirage.operators.ops import term, traits
+from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.search.loops.behind import results_of
+from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains
+from taso_mirage.search.loops.parts import SuccessiveParts
+from taso_mirage.search.loops.rerolling import add_proved
+from taso_mirage.search.steps import BODIES, RewriteStep
+
+MOST = 2048
+"""The most elements of sequences that are proved to be the parts that steps read."""
+
+
+def rerolled_chains(outputs: Sequence[Node], proofs: Proofs) -> Iterator[RewriteStep]:
+    """A step for each chain of the model, over the results of the steps before it."""
+    outputs = tuple(outputs)
+    while (found := _rerolled(ModelSteps(outputs), proofs)) is not None:
+        yield found
+        outputs = substitute(outputs, found.table)
+
+
+def _rerolled(model: ModelSteps, proofs: Proofs) -> RewriteStep | None:
+    """The step for the chain with the smallest states of those that become a loop."""
+    return next((s for chain in chains(model) if (s := _Rerolled(model, chain, proofs).step()) is not None), None)
+
+
+class _Rerolled:
+    """The loop of a chain, and the equalities by which it is one."""
+
+    def __init__(self, model: ModelSteps, chain: Chain, proofs: Proofs) -> None:
+        chain.climb()
+        self.model, self.chain, self.proofs = model, chain, proofs
+        self.obligations: list[RewriteStep] = []
+        self.computed = chain.computed()
+        self.inside = {node for nodes in self.computed for node in nodes}
+
+    def step(self) -> RewriteStep | None:
+        """The step that puts the loop in the place of the chain; None where an equality is not
+        proved."""
+        chain = self.chain
+        sequences = {leaf: parts for nodes, leaf in chain.sequences.items() if (parts := self.model.parts(nodes))}
+        directions = {parts.backward for parts in sequences.values()}
+        if len(sequences) < len(chain.sequences) or len(directions) != 1:
+            return None
+        if chain.count * len(sequences) > MOST or not chain.is_exact():
+            return None
+        (backward,) = directions
+        if not self._reads_parts(sequences):
+            return None
+        wanted = self._wanted()
+        loop = self._loop(sequences, [self.computed[nodes] for nodes in wanted], backward)
+        results, states = results_of(loop), len(chain.states)
+        table = self._over(results[states:], wanted, backward)
+        if table is None:
+            return None
+        lasts = {new[-1]: result for new, result in zip(chain.after, results, strict=False)}
+        table = {**{n: r for n, r in lasts.items() if self.model.is_read(n, self.inside)}, **table}
+        below = {old: new for old, new in table.items() if old in self.inside}
+        news = [new if old in below else substitute((new,), below)[0] for old, new in table.items()]
+        steps = tuple(self.obligations)
+        return RewriteStep((BODIES,), tuple(table), tuple(news), obligations=steps, unrolled=(loop,))
+
+    def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
+        """Whether the parts that steps read are proved to be elements of sequences."""
+        pairs = [(node, self.model.parts(nodes), i) for nodes in self.chain.sequences for i, node in enumerate(nodes)]
+        return all(parts and self._prove(node, parts.at(i), [parts.source]) for node, parts, i in pairs)
+
+    def _loop(self, sequences: Mapping[Node, SuccessiveParts], outputs: Sequence[Node], backward: bool) -> Node:
+        chain = self.chain
+        elements = {leaf: variable(f"{leaf.attr('name')}e", parts.element) for leaf, parts in sequences.items()}
+        views = {leaf: parts.view(elements[leaf]) for leaf, parts in sequences.items()}
+        news = [self.computed[nodes] for nodes in chain.after]
+        body = Graph(
+            (*chain.states.values(), *elements.values(), *chain.others.values()), substitute((*news, *outputs), views)
+        )
+        firsts = [nodes[0] for nodes in chain.states]
+        operands = (*firsts, *(parts.sequence for parts in sequences.values()), *chain.others)
+        sizes = {"states": len(firsts), "sequences": len(sequences), "backward": int(backward)}
+        return term("scan", *operands, body=body, **sizes)
+
+    def _wanted(self) -> list[Steps]:
+        """The terms of steps that others read, unless only the value of a state after the last step
+        is read."""
+        found = []
+        for nodes in self.computed:
+            read = [self.model.is_read(n, self.inside) for n in nodes]
+            last = nodes in self.chain.after and not any(read[:-1])
+            found += [nodes] if any(read) and not last else []
+        return found
+
+    def _over(self, results: Sequence[Node], wanted: Sequence[Steps], backward: bool) -> dict[Node, Node] | None:
+        """The terms that read the steps, over the results of the loop; None where an equality is
+        not proved."""
+        table = dict[Node, Node]()
+        for whole, nodes in zip(results, wanted, strict=True):
+            order = nodes[::-1] if backward else nodes
+            stack = term("concat", *[term("unsqueeze", n, axes=(0,)) for n in order], axis=0)
+            readers = dict.fromkeys(r for n in nodes for r in self.model.readers[n] if r not in self.inside)
+            joins = {join: new for join in readers if (new := _joined(join, order, whole)) is not None}
+            for join, new in joins.items():
+                if not self._prove(join, substitute((new,), {whole: stack})[0], join.args):
+                    return None
+            table |= joins
+            for i, node in enumerate(order):
+                if not self.model.is_read(node, self.inside | joins.keys()):
+                    continue
+                table[node] = term("gather", whole, constant(i), axis=0)
+                if not self._prove(node, term("gather", stack, constant(i), axis=0), order):
+                    return None
+        return table
+
+    def _prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
+        return add_proved(old, new, leaves, self.proofs, self.obligations)
+
+
+def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:
+    """The term over `whole`, in which terms are one above the other, that is a concatenation of all
+    of them and of others; None where it is none of all in this order."""
+    if traits(join).lowering is not Lowering.CONCAT or nodes[0] not in join.args:
+        return None
+    start = join.args.index(nodes[0])
+    end = start + len(nodes)
+    rest = (*join.args[:start], *join.args[end:])
+    if join.args[start:end] != nodes or not {*nodes}.isdisjoint(rest):
+        return None
+    axis, shape = join.attr("axis"), [*nodes[0].shape]
+    order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
+    moved = whole if axis == 0 else term("transpose", whole, perm=order)
+    shape[axis] = shape[axis] * len(nodes)
+    view = term("reshape", moved, shape=tuple(shape))
+    return view if not rest else term("concat", *join.args[:start], view, *join.args[end:], axis=axis)

@@ -1,0 +1,102 @@
+"""Terms that are the successive parts of one term: the elements of a sequence, written out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taso_mirage.ir.dims import symbols
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, variable
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.derived_traits import selects
+
+SIZE = 2
+"""The size of a dim that has a name, in a comparison by numbers."""
+LARGEST = 1 << 22
+"""The most elements of a term of which parts are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessiveParts:
+    """Parts of a term along an axis, one after the other; with `backward` one before the other.
+    `sequence` has their axis first, in the order of the term."""
+
+    source: Node
+    sequence: Node
+    type: Tensor
+    count: int
+    backward: bool
+
+    @property
+    def element(self) -> Tensor:
+        """The type of an element of the sequence."""
+        return Tensor(self.sequence.dtype, self.sequence.shape[1:])
+
+    def view(self, element: Node) -> Node:
+        """A part, by the element of the sequence."""
+        return element if element.type == self.type else term("reshape", element, shape=self.type.shape)
+
+    def at(self, step: int) -> Node:
+        """The part in a step."""
+        place = self.count - 1 - step if self.backward else step
+        return self.view(term("gather", self.sequence, constant(place), axis=0))
+
+
+def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:
+    """The term of which other terms are successive parts, by numbers; None where there is none."""
+    sources = {term_of_parts(each) for each in nodes}
+    if len(sources) != 1:
+        return None
+    (source,) = sources
+    if source in nodes or is_weight(source) or not isinstance(source.type, Tensor) or source.tensor.shape is None:
+        return None
+    sizes = {name: SIZE for n in source.shape for name in symbols(n)}
+    shape = [n if isinstance(n, int) else SIZE for n in source.shape]
+    places = np.arange(int(np.prod(shape))).reshape(shape)
+    if not 0 < places.size <= LARGEST or not isinstance(nodes[0].type, Tensor):
+        return None
+    leaf = variable("source", Tensor("int64", source.shape))
+    try:
+        terms = [_over(each, source, leaf) for each in nodes]
+        values = interpret(terms, EXACT, {leaf: EXACT.load(places)}, sizes=dict(sizes))
+        found = [np.asarray(values[each], np.int64).ravel() for each in terms]
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    for axis in range(len(shape)):
+        at = [int(np.unravel_index(each[0], shape)[axis]) if each.size else -1 for each in found]
+        step = at[1] - at[0]
+        same = all(np.array_equal(np.take(places, i, axis).ravel(), each) for i, each in zip(at, found, strict=True))
+        if same and abs(step) == 1 and at == [at[0] + step * i for i in range(len(at))]:
+            return _along(source, axis, min(at), nodes, step < 0)
+    return None
+
+
+def _along(source: Node, axis: int, start: int, nodes: Sequence[Node], backward: bool) -> SuccessiveParts:
+    order = (axis, *[i for i in range(len(source.shape)) if i != axis])
+    moved = source if axis == 0 else term("transpose", source, perm=order)
+    end = start + len(nodes)
+    if (start, end) != (0, source.shape[axis]):
+        moved = term("slice", moved, starts=(start,), ends=(end,), axes=(0,), steps=(1,))
+    return SuccessiveParts(source, moved, nodes[0].tensor, len(nodes), backward)
+
+
+def _over(node: Node, source: Node, leaf: Node) -> Node:
+    """A part of a term, as one of a leaf of integers."""
+    if node is source:
+        return leaf
+    below = _over(node.args[0], source, leaf)
+    return term(node.op, below, *node.args[1:], **dict(node.attrs))
+
+
+def term_of_parts(node: Node) -> Node:
+    """The lowest term whose elements alone a term has, by what is known before the model runs."""
+    while node.args and selects(node.op) and node.op != "opaque" and not is_weight(node):
+        if not all(a is ABSENT or is_weight(a) for a in node.args[1:]):
+            break
+        node = node.args[0]
+    return node

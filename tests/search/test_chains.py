@@ -1,0 +1,255 @@
+"""Recurrences whose steps are written out become loops, by equalities that the checker accepts;
+chains in which one step is another one keep that step as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from bodies import optimized, parse
+from onnx_texts import run
+
+from taso_mirage.certificates.follow import follow
+from taso_mirage.certificates.judge import CaseJudge
+from taso_mirage.errors import CheckFailed
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, substitute
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.operators.ops import term
+from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.report.certificate import certificate
+from taso_mirage.search.loops.chain_loops import rerolled_chains
+from taso_mirage.search.loops.chains import FEWEST
+from taso_mirage.search.steps import RewriteStep
+
+PROOFS = Proofs(None)
+COUNT = 10
+RNG = np.random.default_rng(0)
+CELL = {
+    "x": "Gather<axis = 1>(X, i{t})",
+    "p": "MatMul(x{t}, W)",
+    "q": "MatMul(h{s}, R)",
+    "g": "Add(p{t}, q{t})",
+    "f": "Sigmoid(g{t})",
+    "k": "Mul(f{t}, c{s})",
+    "n": "Tanh(g{t})",
+    "c": "Add(k{t}, n{t})",
+    "e": "Tanh(c{t})",
+    "h": "Mul(f{t}, e{t})",
+    "y": "MatMul(h{t}, O)",
+    "u": "Unsqueeze(y{t}, one)",
+}
+"""The terms of a step `t`, after the step `s`."""
+ARRAYS = {
+    "W": RNG.normal(size=(3, 4)).astype(np.float32),
+    "R": RNG.normal(size=(4, 4)).astype(np.float32),
+    "O": RNG.normal(size=(4, 2)).astype(np.float32),
+    "S": RNG.normal(size=(4, 4)).astype(np.float32),
+    "T": RNG.normal(size=(4, 4)).astype(np.float32),
+    "one": np.array([1]),
+}
+FEEDS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in (("h0", (2, 4)), ("c0", (2, 4)))}
+
+
+def model(
+    changes: Mapping[int, Mapping[str, str]] = {},
+    cell: Mapping[str, str] = CELL,
+    count: int = COUNT,
+    order: tuple[int, ...] = (),
+    outputs: str = "",
+    sizes: str = "2",
+) -> onnx.ModelProto:
+    """A recurrence, where `changes` has other terms of single steps; `order`: the steps in the
+    order of their outputs."""
+    lines = []
+    for t in range(1, count + 1):
+        for name, made in {**cell, **changes.get(t, {})}.items():
+            lines.append(f"{name}{t} = {made.format(t=t, s=t - 1)}")
+    joined = ", ".join(f"u{t}" for t in order or range(1, count + 1))
+    text = f"""
+        g (float[{sizes}, {count}, 3] X, float[2, 4] h0, float[2, 4] c0) => (float[2, {count}, 2] Y{outputs}) {{
+            {chr(10).join(lines)}
+            Y = Concat<axis = 1>({joined})
+        }}"""
+    return parse(text, {**ARRAYS, **{f"i{t}": np.array(t - 1) for t in range(count + 2)}})
+
+
+def rerolled(proto: onnx.ModelProto) -> tuple[Model, Model, list[RewriteStep]]:
+    """The model before and after, and the steps; both compute the same."""
+    before = from_memory(proto)
+    steps = [*rerolled_chains(before.graph.outputs, PROOFS)]
+    outputs = before.graph.outputs
+    for step in steps:
+        outputs = substitute(outputs, step.table)
+    after = before.with_graph(outputs)
+    made = onnx.load_from_string(serialize(after))
+    onnx.checker.check_model(made, full_check=True)
+    feeds = {**FEEDS, "X": RNG.normal(size=(2, COUNT, 3)).astype(np.float32)}
+    feeds["X"] = RNG.normal(size=(2, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value, 3)).astype("f")
+    for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    return before, after, steps
+
+
+def loops(model: Model) -> list[Node]:
+    return [n for n in model.nodes() if n.op == "scan"]
+
+
+def count_of(loop: Node) -> Any:
+    return loop.args[loop.attr("states")].shape[0]
+
+
+def followed(before: Model, after: Model, steps: list[RewriteStep], **changes: Any) -> Any:
+    """The certificate of the steps, which is followed with a strict checker."""
+    _, result = optimized(onnx.load_from_string(serialize(before)))
+    made = replace(result, original=before, model=after, steps=tuple(steps), changed=True)
+    return follow(before, after, {**certificate(made, {}, PROOFS), **changes}, CaseJudge(strict=True))
+
+
+def test_a_recurrence_that_is_written_out_becomes_one_loop() -> None:
+    before, after, steps = rerolled(model())
+    (loop,) = loops(after)
+    assert (count_of(loop), loop.attr("states"), loop.attr("sequences")) == (COUNT, 2, 1)
+    assert len(steps) == 1
+    assert not any(n.op in ("tanh", "gather", "concat") for n in after.nodes())
+    assert followed(before, after, steps).places == len(steps[0].obligations)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": "Slice(X, i{s}, i{t}, one)", "p": "MatMul(z{t}, W)", "z": "Squeeze(x{t}, one)"},
+        {"x": "Slice(X, i{s}, i{t}, one)", "p": "MatMul(z{t}, W)", "z": "Reshape(x{t}, flat)"},
+    ],
+    ids=["Squeeze", "Reshape"],
+)
+def test_parts_may_be_slices(changes: dict[str, str]) -> None:
+    names = ("x", "z", *CELL)
+    cell = {name: {**CELL, **changes}[name] for name in dict.fromkeys(names)}
+    cell["x"] = "Slice(X, j{s}, j{t}, one)"
+    proto = model(cell=cell)
+    arrays = {f"j{t}": np.array([t]) for t in range(COUNT + 1)} | {"flat": np.array([2, 3])}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    _, after, _ = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+
+
+def test_a_recurrence_from_the_last_element_on_is_a_loop_backward() -> None:
+    backward = {t: {"x": f"Gather<axis = 1>(X, i{COUNT + 1 - t})"} for t in range(1, COUNT + 1)}
+    for order in (range(COUNT, 0, -1), range(1, COUNT + 1)):
+        before, after, steps = rerolled(model(backward, order=tuple(order)))
+        (loop,) = loops(after)
+        assert (loop.attr("backward"), count_of(loop)) == (1, COUNT)
+        followed(before, after, steps)
+
+
+def test_layers_of_one_step_become_loops_one_after_the_other() -> None:
+    upper = {
+        f"{name}U": made.replace("x{t}", "h{t}").replace("c{", "cU{").replace("h{s}", "hU{s}")
+        for name, made in CELL.items()
+        if name not in ("x", "y", "u")
+    }
+    names = [name for name in CELL if name not in ("x", "y", "u")]
+    for name in upper:
+        for own in names:
+            upper[name] = upper[name].replace(f"{own}{{t}}", f"{own}U{{t}}")
+    upper |= {"pU": "MatMul(h{t}, T)", "qU": "MatMul(hU{s}, S)"}
+    cell: dict[str, str] = {**{n: m for n, m in CELL.items() if n not in ("y", "u")}, **upper}
+    cell |= {"y": "MatMul(hU{t}, O)", "u": CELL["u"]}
+    proto = model(cell=cell, changes={1: {"qU": "MatMul(h0, S)", "kU": "Mul(fU1, c0)"}})
+    before, after, steps = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT, COUNT]
+    followed(before, after, steps)
+
+
+def test_results_of_single_steps_are_elements_of_all() -> None:
+    proto = model(outputs=", float[2, 4] h3, float[2, 4] c10")
+    before, after, steps = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+
+
+def test_outputs_in_another_order_are_not_those_of_the_loop() -> None:
+    before, after, steps = rerolled(model(order=(2, 1, *range(3, COUNT + 1))))
+    assert any(n.op == "concat" for n in after.nodes())
+    followed(before, after, steps)
+
+
+LATER = {
+    "another function": {"n": "Sigmoid(g{t})"},
+    "another weight": {"q": "MatMul(h{s}, T)"},
+    "another order of operands": {"k": "Mul(c{s}, f{t})"},
+    "another element": {"x": "Gather<axis = 1>(X, i2)"},
+    "a state of an earlier step": {"q": "MatMul(h4, R)"},
+    "states that changed places": {"q": "MatMul(c{s}, R)"},
+    "a number": {"e": "Elu<alpha = 0.5>(c{t})"},
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_step_that_is_another_one_stays(name: str) -> None:
+    """If the sixth of 10 steps is another one, not FEWEST of them in a row are alike; of 20 only
+    those after it become a loop."""
+    proto = model({6: LATER[name]})
+    assert rerolled(proto)[2] == []
+    proto = model({6: LATER[name]}, count=20)
+    before, after, steps = rerolled(proto)
+    assert all(FEWEST - 1 <= count_of(each) <= 14 for each in loops(after))
+    followed(before, after, steps)
+
+
+def test_few_steps_stay() -> None:
+    assert rerolled(model(count=FEWEST - 2))[2] == []
+
+
+WRONG = {
+    "another function": ("tanh(", "sigmoid("),
+    "another direction": ("backward=0", "backward=1"),
+    "fewer states": ("states=2", "states=1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_certificate_with_another_loop_is_refused(name: str) -> None:
+    before, after, steps = rerolled(model())
+    _, result = optimized(onnx.load_from_string(serialize(before)))
+    text = certificate(replace(result, original=before, model=after, steps=tuple(steps), changed=True), {}, PROOFS)
+    (at,) = [i for i, record in enumerate(text["records"]) if record[0] == "unrolled"]
+    _, loop, operands = text["records"][at]
+    old, new = WRONG[name]
+    assert old in loop
+    records = [*text["records"][:at], ["unrolled", loop.replace(old, new), operands], *text["records"][at + 1 :]]
+    with pytest.raises(CheckFailed):
+        follow(before, after, {**text, "records": records}, CaseJudge(strict=True))
+
+
+def test_a_certificate_leads_to_no_other_loop() -> None:
+    before, after, steps = rerolled(model())
+    (loop,) = loops(after)
+    first, second, *rest = loop.args
+    other = term(loop.op, second, first, *rest, **dict(loop.attrs))
+    wrong = after.with_graph(substitute(after.graph.outputs, {loop: other}))
+    with pytest.raises(CheckFailed, match="does not lead"):
+        followed(before, wrong, steps)
+
+
+def test_an_unrolled_record_names_a_loop_alone() -> None:
+    before, after, steps = rerolled(model())
+    for text in ("def f(x: input('x', float32[2, 4])):\n    y = tanh(x)\n    return y", "nothing"):
+        with pytest.raises(CheckFailed):
+            followed(before, after, steps, records=[["unrolled", text, [0]]])
+
+
+def test_a_user_gets_the_loop_in_its_fastest_form() -> None:
+    """Written with measurements: an operator, or a loop that is lighter, if the model is faster."""
+    proto = model(count=40)
+    made, result = optimized(proto, measure=True, budget=5.0, kernels="off")
+    feeds = {**FEEDS, "X": RNG.normal(size=(2, 40, 3)).astype(np.float32)}
+    for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-5)
+    assert result.failure is None
