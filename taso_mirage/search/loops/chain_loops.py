@@ -23,12 +23,18 @@ from taso_mirage.search.steps import BODIES, RewriteStep
 
 MOST = 2048
 """The most elements of sequences that are proved to be the parts that steps read."""
+CHAINS = 24
+"""The most chains that become loops."""
 
 
 def rerolled_chains(outputs: Sequence[Node], proofs: Proofs) -> Iterator[RewriteStep]:
-    """A step for each chain of the model, over the results of the steps before it."""
+    """A step for each chain of the model, over the results of the steps before it, for CHAINS at
+    most: each is looked for in the whole model."""
     outputs = tuple(outputs)
-    while (found := _rerolled(ModelSteps(outputs), proofs)) is not None:
+    for _ in range(CHAINS):
+        found = _rerolled(ModelSteps(outputs), proofs)
+        if found is None:
+            break
         yield found
         outputs = substitute(outputs, found.table)
 
