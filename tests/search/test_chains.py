@@ -14,11 +14,13 @@ from bodies import optimized, parse
 from onnx_texts import run
 
 from taso_mirage.certificates.follow import follow
+from taso_mirage.certificates.format import CERTIFICATE_FORMAT
 from taso_mirage.certificates.judge import CaseJudge
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, substitute
+from taso_mirage.ir.terms import Node, substitute, topological
 from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.proofs import Proofs
@@ -243,6 +245,101 @@ def test_an_unrolled_record_names_a_loop_alone() -> None:
     for text in ("def f(x: input('x', float32[2, 4])):\n    y = tanh(x)\n    return y", "nothing"):
         with pytest.raises(CheckFailed):
             followed(before, after, steps, records=[["unrolled", text, [0]]])
+
+
+NEGATED = "(float[3] a, float[3] b) => (float[3] y, float[3] z) {{ y = Neg({})\n z = Neg(b) }}"
+STATE = "input('state {} of a loop at depth 1', float32[3])"
+ONE = ["leaf", "def f():\n    v0 = constant(value=array('float32', (1,), [0.0]))\n    return v0\n", []]
+"""A sequence of one element: the number 4 among the terms."""
+
+
+def one_step(states: list[int], others: list[int], result: str, *lines: str) -> list[Any]:
+    """A record of a loop of one step over terms, by their numbers. Its body has the states s0, s1,
+    ... and reads the others, o0, ..., whole."""
+    whole = [f"{k}{i}: input('{k}{i}', float32[3])" for k, n in (("s", states), ("o", others)) for i in range(len(n))]
+    heads = [", ".join([*whole[: len(states)], f"e: input('e', float32[{n}])", *whole[len(states) :]]) for n in "1("]
+    names = ", ".join(each.partition(":")[0] for each in heads[0].split(", ") if ":" in each)
+    body = "\n        ".join([f"def step({heads[1].replace('[(', '[()')}):", *lines, f"return {result}"])
+    made = f"scan({names}, body=step, states={len(states)}, sequences=1)"
+    return ["unrolled", f"def f({heads[0]}):\n    {body}\n    v = {made}\n    return v\n", [*states, 4, *others]]
+
+
+def equality(lhs: str, rhs: str) -> dict[str, Any]:
+    head = "(x: input('x', float32[3]), y: input('y', float32[3])):\n    return"
+    return {"lhs": f"def lhs{head} {lhs}\n", "rhs": f"def rhs{head} {rhs}\n", "proof": "symbolic"}
+
+
+ATTACKS: dict[str, list[Any]] = {
+    "a loop over the state of another one, as a term of a step": [
+        ["leaf", f"def f():\n    v0 = {STATE.format(0)}\n    return v0\n", []],
+        one_step([5], [], "v", "v = neg(s0)"),
+        *(one_step([n], [], "v", "v = neg(s0)") for n in (0, 2)),
+        *(one_step([n], [7], "o0") for n in (0, 2)),
+    ],
+    "a step that names a state of another loop": [
+        *(one_step([n], [], "v", f"v = neg({STATE.format(1)})") for n in (0, 2)),
+        *(one_step([2 - n, n], [], "v, w", "v = neg(s0)", "w = neg(s1)") for n in (0, 2)),
+    ],
+    "steps over other states": [
+        one_step([0, 2], [], "v, v", "v = neg(s1)"),
+        one_step([0, 0, 2], [], "s0, w, v", "v = neg(s1)", "w = add(v, sub(s2, s2))"),
+        ["equal", 0, {"x": 5, "y": 11}],
+        ["equal", 0, {"x": 0, "y": 2}],
+    ],
+}
+"""Records that would give every term another value."""
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_states_of_loops_are_not_mixed_up(name: str) -> None:
+    before, after = (from_memory(parse(f"g {NEGATED.format(x)}")) for x in "ab")
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [equality("add(neg(x), sub(y, y))", "neg(x)")]}
+    with pytest.raises(CheckFailed, match=r"does not lead|over terms of the steps|none of its operands"):
+        follow(before, after, {**given, "records": [ONE, *ATTACKS[name]]}, CaseJudge(strict=True))
+
+
+def test_a_random_draw_of_each_step_is_no_operand_of_all() -> None:
+    draw = "d = RandomNormal<shape = [3]>()"
+    before = parse(f"""
+        g (float[3] a, float[3] X) => (float[3] y) {{
+            y = Scan<num_scan_inputs = 1, body = step (float[3] s, float e) => (float[3] t) {{
+                {draw} t = Add(s, d) }}>(a, X)
+        }}""")
+    after = parse(
+        f"""
+        g (float[3] a, float[3] X) => (float[3] y) {{
+            e = Constant<value = float[1] {{0}}>()
+            u = Scan<num_scan_inputs = 1, body = step (float e) => (float[3] d) {{ {draw} }}>(e)
+            k = Squeeze(u, axis)
+            p = Add(a, k)
+            q = Add(p, k)
+            y = Add(q, k)
+        }}""",
+        {"axis": np.array([0])},
+    )
+    start = from_memory(before)
+    assert [n.op for n in topological(opened(start)(start.graph.outputs))] == [
+        "input",
+        "input",
+        "opaque",
+        "add",
+        "opaque",
+    ]
+    w = "w: input('w', float32[3])"
+    three = f"""def f(a: input('a', float32[3]), x: input('x', float32[3]), {w}):
+    def step(s: input('s', float32[3]), e: input('e', float32[()]), {w}):
+        return add(s, w)
+    return scan(a, x, w, body=step, states=1, sequences=1)"""
+    one = f"""def f(x: input('x', float32[1]), {w}):
+    def step(e: input('e', float32[()]), {w}):
+        return w
+    return scan(x, w, body=step, states=0, sequences=1)"""
+    zeros = [[ONE[0], ONE[1].replace("(1,), [0.0]", f"({n},), {[0.0] * n}"), []] for n in (3, 1)]
+    records = [*zeros, ["unrolled", three, [0, 5, 2]], ["unrolled", one, [6, 2]], ["equal", 0, {"x": 2, "y": 0}]]
+    same = equality("squeeze(concat(unsqueeze(x, axes=(0,)), axis=0), axes=(0,))", "x")
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [same], "records": records}
+    with pytest.raises(CheckFailed, match="terms of the steps"):
+        follow(start, from_memory(after), given, CaseJudge(strict=True))
 
 
 def test_a_user_gets_the_loop_in_its_fastest_form() -> None:
