@@ -298,6 +298,34 @@ def test_the_states_of_loops_are_not_mixed_up(name: str) -> None:
         follow(before, after, {**given, "records": [ONE, *ATTACKS[name]]}, CaseJudge(strict=True))
 
 
+NAMED = "state 0 of a loop", "state 0 of a loop at depth 1"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_input_with_the_name_of_a_state_is_none(name: str) -> None:
+    """In a model that reads the input in each step, and in one that reads the state."""
+    made = []
+    for read in ("q", "s"):
+        proto = parse(f"""
+            g (float[3] a, float[3] q, float[3] n, float[3] X) => (float[3] y, float[3] z) {{
+                y = Scan<num_scan_inputs = 1, body = step (float[3] s, float e) => (float[3] t) {{
+                    t = Add(s, {read}) }}>(a, X)
+                z = Neg({read.replace("s", "n")})
+            }}""")
+        step = proto.graph.node[0].attribute[1].g
+        step.node[0].input[:] = [name if each == "q" else each for each in step.node[0].input]
+        proto.graph.node[1].input[:] = [name if read == "q" else f"input {name}"]
+        proto.graph.input[1].name, proto.graph.input[2].name = name, f"input {name}"
+        made.append(from_memory(proto))
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [], "records": []}
+    one, two = made
+    first, second = one.graph.outputs, two.graph.outputs
+    for outputs in ((second[0], first[1]), (first[0], second[1])):
+        with pytest.raises(CheckFailed, match="does not lead"):
+            follow(one, one.with_graph(outputs), given, CaseJudge(strict=True))
+    follow(one, one, given, CaseJudge(strict=True))
+
+
 def test_a_random_draw_of_each_step_is_no_operand_of_all() -> None:
     draw = "d = RandomNormal<shape = [3]>()"
     before = parse(f"""
