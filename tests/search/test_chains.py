@@ -205,6 +205,17 @@ def test_a_step_that_is_another_one_stays(name: str) -> None:
     followed(before, after, steps)
 
 
+def test_elements_beside_numbers_are_no_parts() -> None:
+    """Each step reads an element of a sequence with a column of numbers beside it."""
+    cell = {"r": CELL["x"], "x": "Concat<axis = 1>(r{t}, column)", "p": "MatMul(x{t}, wide)"}
+    proto = model(cell={**cell, **{name: made for name, made in CELL.items() if name not in cell}})
+    arrays = {"column": np.ones((2, 1), np.float32), "wide": RNG.normal(size=(4, 4)).astype(np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    before, after, steps = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+
+
 def test_few_steps_stay() -> None:
     assert rerolled(model(count=FEWEST - 2))[2] == []
 
