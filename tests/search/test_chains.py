@@ -216,6 +216,39 @@ def test_elements_beside_numbers_are_no_parts() -> None:
     followed(before, after, steps)
 
 
+@pytest.mark.parametrize("steps", [range(1, COUNT + 1), range(3, 4)], ids=["each", "one"])
+def test_results_may_be_split_after_their_step(steps: range) -> None:
+    proto = model()
+    for t in steps:
+        proto.graph.node.append(onnx.helper.make_node("Split", [f"h{t}"], [f"a{t}", f"b{t}"], axis=1))
+        proto.graph.node.append(onnx.helper.make_node("Mul", [f"a{t}", f"b{t}"], [f"m{t}"]))
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(f"m{t}", onnx.TensorProto.FLOAT, (2, 2)))
+    before, after, made = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, made)
+
+
+def test_a_second_result_that_one_step_gives_alone_stays() -> None:
+    """Each step uses one half of a split, and the model uses the other one of the third step."""
+    proto = model()
+    for node in proto.graph.node:
+        if node.op_type == "Tanh" and node.output[0].startswith("n"):
+            node.input[0] = f"a{node.output[0][1:]}"
+    split = [(f"a{t}", f"b{t}", f"g{t}") for t in range(1, COUNT + 1)]
+    nodes = []
+    for node in proto.graph.node:
+        nodes.append(node)
+        for a, b, g in split if node.output[0].startswith("g") else ():
+            if node.output[0] == g:
+                nodes.append(onnx.helper.make_node("Concat", [g, g], [f"w{g}"], axis=1))
+                nodes.append(onnx.helper.make_node("Split", [f"w{g}"], [a, b], axis=1))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("b3", onnx.TensorProto.FLOAT, (2, 4)))
+    before, after, made = rerolled(proto)
+    followed(before, after, made)
+
+
 def test_few_steps_stay() -> None:
     assert rerolled(model(count=FEWEST - 2))[2] == []
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, constant, substitute, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import results_of
@@ -68,6 +68,8 @@ class _Rerolled:
         if not self._reads_parts(sequences):
             return None
         wanted = self._wanted()
+        if any(not isinstance(nodes[0].type, Tensor) for nodes in wanted):  # one of several results is read outside
+            return None
         loop = self._loop(sequences, [self.computed[nodes] for nodes in wanted], backward)
         results, states = results_of(loop), len(chain.states)
         table = self._over(results[states:], wanted, backward)
