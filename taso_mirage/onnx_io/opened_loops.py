@@ -119,8 +119,9 @@ class OpenedLoop:
         return replace(self, outputs=(*self.outputs, new), types=(*self.types, type)).result(len(self.outputs))
 
     def unrolled(self) -> list[tuple[Node, Node]]:
-        """Each result of a loop of a known number of steps, with the term that its steps give, one
-        over the results of the one before: its definition (`op_specs/scan.py`)."""
+        """Each result of a loop of a known number of steps, and each element of those of all steps,
+        with the term that the steps give, one over the results of the one before: its definition
+        (`op_specs/scan.py`)."""
         if not isinstance(self.count, int) or not self.count:
             raise Unsupported(f"a loop of {self.count} steps, which cannot be written out")
         states, found = [*self.firsts], list[tuple[Node, ...]]()
@@ -131,10 +132,16 @@ class OpenedLoop:
             made = substitute(self.outputs, given, order)
             states = [*made[: len(states)]]
             found.append(made[len(states) :])
-        stack, unsqueeze = get("concat"), get("unsqueeze")
-        values = zip(*(found[::-1] if self.backward else found), strict=True)
+        stack, unsqueeze, gather = get("concat"), get("unsqueeze"), get("gather")
+        values = [*zip(*(found[::-1] if self.backward else found), strict=True)]
         wholes = [stack.term(*[unsqueeze.term(x, axes=(0,)) for x in each], axis=0) for each in values]
-        return [(self.result(i), each) for i, each in enumerate([*states, *wholes])]
+        results = [self.result(i) for i in range(len(self.outputs))]
+        elements = [
+            (gather.term(result, constant(place), axis=0), element)
+            for result, each in zip(results[len(states) :], values, strict=True)
+            for place, element in enumerate(each)
+        ]
+        return [*zip(results, [*states, *wholes], strict=True), *elements]
 
     def behind(self, index: int, states: Sequence[int], whole: Node) -> tuple[Node, Node] | None:
         """A result of all steps that depends on no state but through the new values of some: as the

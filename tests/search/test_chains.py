@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from taso_mirage.certificates.format import CERTIFICATE_FORMAT
 from taso_mirage.certificates.judge import CaseJudge
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, substitute, topological
+from taso_mirage.ir.terms import Node, Tensor, substitute, topological, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
+from taso_mirage.prove.rules import lift as lift_rules
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.search.loops.chain_loops import rerolled_chains
@@ -422,3 +424,26 @@ def test_a_user_gets_the_loop_in_its_fastest_form() -> None:
     for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
     assert result.failure is None
+
+
+def test_values_that_are_read_one_by_one_need_no_proofs() -> None:
+    before, after, steps = rerolled(model(order=(2, 1, *range(3, COUNT + 1))))
+    assert [len(each.obligations) for each in steps] == [COUNT]
+    followed(before, after, steps)
+
+
+def test_a_proof_about_many_terms_tries_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets of three of the terms that a concatenation joins are too many to look at each."""
+    seen = []
+
+    def counted(*given: Any) -> Any:
+        for each in combinations(*given):
+            seen.append(each)
+            yield each
+
+    monkeypatch.setattr(lift_rules, "combinations", counted)
+    leaves = [variable(f"x{i}", Tensor("float32", (1, 2 + i % 2, 4))) for i in range(60)]
+    joined = term("concat", *leaves, axis=1)
+    halves = [term("concat", *leaves[i : i + 30], axis=1) for i in (0, 30)]
+    lift_rules.lift((joined,), (term("concat", *halves, axis=1),), finest=True)
+    assert 0 < len(seen) < 2000
