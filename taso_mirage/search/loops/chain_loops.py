@@ -119,8 +119,12 @@ class _Rerolled:
             stack = term("concat", *[term("unsqueeze", n, axes=(0,)) for n in order], axis=0)
             readers = dict.fromkeys(r for n in nodes for r in self.model.readers[n] if r not in self.inside)
             joins = {join: new for join in readers if (new := _joined(join, order, whole)) is not None}
-            for join, new in joins.items():
-                if not self._prove(join, substitute((new,), {whole: stack})[0], join.args):
+            for join in joins:
+                alone = term("concat", *order, axis=join.attr("axis"))  # proofs beside others would be long
+                view = _joined(alone, order, stack)
+                if view is None or not self._prove(alone, view, order):
+                    return None
+                if alone is not join and not self._prove(join, _beside(join, order, alone), join.args):
                     return None
             table |= joins
             for i, node in enumerate(order):
@@ -139,12 +143,21 @@ def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:
         return None
     start = join.args.index(nodes[0])
     end = start + len(nodes)
-    rest = (*join.args[:start], *join.args[end:])
-    if join.args[start:end] != nodes or not {*nodes}.isdisjoint(rest):
+    if join.args[start:end] != nodes or not {*nodes}.isdisjoint((*join.args[:start], *join.args[end:])):
         return None
     axis, shape = join.attr("axis"), [*nodes[0].shape]
     order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
     moved = whole if axis == 0 else term("transpose", whole, perm=order)
     shape[axis] = shape[axis] * len(nodes)
-    view = term("reshape", moved, shape=tuple(shape))
-    return view if not rest else term("concat", *join.args[:start], view, *join.args[end:], axis=axis)
+    return _beside(join, nodes, term("reshape", moved, shape=tuple(shape)))
+
+
+def _beside(join: Node, nodes: Steps, part: Node) -> Node:
+    """A concatenation with one term in the place of some of its operands."""
+    start = join.args.index(nodes[0])
+    rest = (*join.args[:start], *join.args[start + len(nodes) :])
+    return (
+        term("concat", *join.args[:start], part, *join.args[start + len(nodes) :], axis=join.attr("axis"))
+        if rest
+        else part
+    )
