@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from test_chains import COUNT, PROOFS, count_of, followed, loops, model
+from written_chains import COUNT, PROOFS, count_of, followed, loops, model
 
 from taso_mirage.ir.terms import substitute
 from taso_mirage.onnx_io.files import from_memory
