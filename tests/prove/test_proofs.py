@@ -4,7 +4,7 @@ laws stand on them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable, 
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.prove.rules import lift as lift_rules
 from taso_mirage.prove.rules.fuzz import Typing, typings
 from taso_mirage.prove.rules.ladder import different, evidence, examined, failure, proved_at
 from taso_mirage.prove.rules.lift import lift
@@ -429,3 +430,20 @@ def test_agreeing_typings_of_a_wrong_law_may_be_proved() -> None:
     assert isinstance(fingerprint(*one), Agreed)
     assert isinstance(prove_symbolic(*one), Proved)
     assert dim_product(one[1][0].shape) == 1
+
+
+def test_a_proof_about_many_terms_tries_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets of three of the terms that a concatenation joins are too many to look at each."""
+    seen = []
+
+    def counted(*given: Any) -> Any:
+        for each in combinations(*given):
+            seen.append(each)
+            yield each
+
+    monkeypatch.setattr(lift_rules, "combinations", counted)
+    leaves = [variable(f"x{i}", Tensor("float32", (1, 2 + i % 2, 4))) for i in range(60)]
+    joined = term("concat", *leaves, axis=1)
+    halves = [term("concat", *leaves[i : i + 30], axis=1) for i in (0, 30)]
+    lift_rules.lift((joined,), (term("concat", *halves, axis=1),), finest=True)
+    assert 0 < len(seen) < 2000

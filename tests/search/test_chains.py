@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,11 @@ from taso_mirage.certificates.format import CERTIFICATE_FORMAT
 from taso_mirage.certificates.judge import CaseJudge
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, substitute, topological, variable
+from taso_mirage.ir.terms import Node, substitute, topological
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
-from taso_mirage.prove.rules import lift as lift_rules
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
 from taso_mirage.search.loops.chain_loops import rerolled_chains
@@ -432,18 +430,19 @@ def test_values_that_are_read_one_by_one_need_no_proofs() -> None:
     followed(before, after, steps)
 
 
-def test_a_proof_about_many_terms_tries_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sets of three of the terms that a concatenation joins are too many to look at each."""
-    seen = []
-
-    def counted(*given: Any) -> Any:
-        for each in combinations(*given):
-            seen.append(each)
-            yield each
-
-    monkeypatch.setattr(lift_rules, "combinations", counted)
-    leaves = [variable(f"x{i}", Tensor("float32", (1, 2 + i % 2, 4))) for i in range(60)]
-    joined = term("concat", *leaves, axis=1)
-    halves = [term("concat", *leaves[i : i + 30], axis=1) for i in (0, 30)]
-    lift_rules.lift((joined,), (term("concat", *halves, axis=1),), finest=True)
-    assert 0 < len(seen) < 2000
+def test_values_are_joined_with_others() -> None:
+    """Along the last axis, with a wider tensor: each of two equalities is decided by the strict
+    checker, and the one of both is not."""
+    proto = model()
+    join = proto.graph.node[-1]
+    join.input[:] = ["first", *(f"y{t}" for t in range(1, COUNT + 1)), "h0"]
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("first", onnx.TensorProto.FLOAT, (2, 5)))
+    proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, (2, 9 + 2 * COUNT)))
+    before = from_memory(proto)
+    steps = [*rerolled_chains(before.graph.outputs, PROOFS)]
+    outputs = before.graph.outputs
+    for step in steps:
+        outputs = substitute(outputs, step.table)
+    after = before.with_graph(outputs)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
