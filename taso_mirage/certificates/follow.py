@@ -30,7 +30,7 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.content_terms import Opened, matching, opened
-from taso_mirage.onnx_io.opened_loops import LoopWithoutState, OpenedLoop
+from taso_mirage.onnx_io.opened_loops import LoopWithoutState, OpenedLoop, ResultsOfLoops, changes_in_steps
 from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
@@ -221,9 +221,14 @@ class _Reader:
         (node,) = graph.outputs
         if any(n.op in ("weight", "opaque") for n in graph) or traits(node).lowering is not Lowering.STEPS:
             raise CheckFailed("a term that is no loop, or that names a weight or a node without a definition")
-        if node.args != graph.inputs or any(n.op in ("weight", "opaque") for n in node.attr("body")):
+        body = node.attr("body")
+        if node.args != graph.inputs or any(n.op in ("weight", "opaque") for n in body):
             raise CheckFailed("a loop over other terms than its operands, or whose body names a weight")
+        if any(n.op == "input" and n not in body.inputs for n in body):
+            raise CheckFailed("a loop whose body names a variable that is none of its operands")
         operands = self._cut(graph.inputs, [self._term(a) for a in args])
+        if any(map(changes_in_steps, ResultsOfLoops(1).outside(operands.values()))):
+            raise CheckFailed("a loop over terms of the steps of another loop")
         for result, steps in self.view.loop_of(_over((node,), operands)[0]).unrolled():
             self._union(result, steps)
 

@@ -39,6 +39,7 @@ from taso_mirage.onnx_io.loops import (
     CountedLoop,
     bound_at,
     counted_loop,
+    not_bound,
     state_leaves,
     step_leaves,
 )
@@ -84,7 +85,7 @@ class Opened:
         if node in self.leaves:
             return self.leaves[node]
         if node.op == "input":
-            return bound_at(node, len(self.path) + 1)
+            return not_bound(node) if node in self.model.graph.inputs else bound_at(node, len(self.path) + 1)
         if node.op == "weight":
             return weight(self.name(node.attr("name")), node.tensor)
         args = tuple(self.done[a] for a in node.args)

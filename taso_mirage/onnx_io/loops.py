@@ -64,14 +64,23 @@ def state_leaves(given: Sequence[Node], depth: int = 0) -> list[Node]:
     return [variable(f"state {i} of a loop{where}", x.tensor) for i, x in enumerate(given)]
 
 
+OF_BODIES = re.compile(rf"(input )*({BOUND.pattern}|input \d+ of a body at depth \d+)")
+"""The names of variables of bodies, and those that inputs of a model have in their place."""
+
+
 def bound_at(leaf: Node, depth: int) -> Node:
-    """An input of a model, or a variable of equalities, in terms at a depth: the place and the
-    states of loops are at this depth, and no input has such a name."""
+    """A variable of equalities in terms at a depth: the place and the states of loops are at this
+    depth."""
     name = leaf.attr("name")
     found = BOUND.fullmatch(name)
-    if found is None:
-        return leaf
-    return variable(f"{name} at depth {depth}" if found["depth"] is None else f"input {name}", leaf.tensor)
+    return leaf if found is None or found["depth"] else variable(f"{name} at depth {depth}", leaf.tensor)
+
+
+def not_bound(leaf: Node) -> Node:
+    """An input of a model, by a name that no variable of a body has, and that no other input
+    gets."""
+    name = leaf.attr("name")
+    return leaf if OF_BODIES.fullmatch(name) is None else variable(f"input {name}", leaf.tensor)
 
 
 def renumbered(state: Node, number: int) -> Node:

@@ -11,7 +11,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.content import NodeContent
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node, Tensor, Type, constant, substitute, topological
-from taso_mirage.onnx_io.loops import renumbered, state_leaves, step_at, value_after, values_before
+from taso_mirage.onnx_io.loops import BOUND, renumbered, state_leaves, step_at, value_after, values_before
 from taso_mirage.operators.ops import get
 
 
@@ -30,6 +30,18 @@ class ResultsOfLoops:
     def __contains__(self, node: object) -> bool:
         call = node.attr("call") if isinstance(node, Node) and node.op == "opaque" else None
         return isinstance(call, NodeContent) and call.operator == self.operator
+
+    def outside(self, nodes: Iterable[Node]) -> set[Node]:
+        """The terms below others that these loops compute once: all but the terms of their
+        steps."""
+        found, waiting = set[Node](), [*nodes]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                inside = node.attr("call").bodies[0][1] if node in self else 0
+                waiting += node.args[: len(node.args) - inside]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +74,17 @@ class OpenedLoop:
         wanted = [self.outputs[i] for i in order] + ([] if last else [self.outputs[index]])
         made = substitute(wanted, names, topological(wanted, stop=self.closed))
         which = f"the last state {order.index(index)}" if last else "the values"
-        return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index])
+        bound = [at[i] for i in order]
+        return self._node(which, (*(self.firsts[i] for i in order), *made), len(made), self.types[index], bound)
 
-    def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type) -> Node:
-        """A result, of which the last operands are terms of a step. The types of the operands are
-        in its content, because records name a result by one of the same content."""
-        kinds = ", ".join(str(a.type) for a in args)
-        content = NodeContent(self.closed.operator, f"{which} {type} of {self.steps} over {kinds}", (("body", count),))
+    def _node(self, which: str, args: tuple[Node, ...], count: int, type: Type, bound: Sequence[int] = ()) -> Node:
+        """A result, of which the last operands are terms of a step. In its content are the types of
+        the operands, because records name a result by one of the same content, and the numbers of
+        the variables that are `bound` to its states: a term of a step has another value where
+        others are."""
+        kinds, states = ", ".join(str(a.type) for a in args), ", ".join(map(str, bound))
+        digest = f"{which} {type} of {self.steps} over {kinds}, states {states}"
+        content = NodeContent(self.closed.operator, digest, (("body", count),))
         return Node("opaque", args, (("call", content),), type)
 
     def _needed(self, index: int) -> list[int]:
@@ -103,8 +119,9 @@ class OpenedLoop:
         return replace(self, outputs=(*self.outputs, new), types=(*self.types, type)).result(len(self.outputs))
 
     def unrolled(self) -> list[tuple[Node, Node]]:
-        """Each result of a loop of a known number of steps, with the term that its steps give, one
-        over the results of the one before: its definition (`op_specs/scan.py`)."""
+        """Each result of a loop of a known number of steps, and each element of those of all steps,
+        with the term that the steps give, one over the results of the one before: its definition
+        (`op_specs/scan.py`)."""
         if not isinstance(self.count, int) or not self.count:
             raise Unsupported(f"a loop of {self.count} steps, which cannot be written out")
         states, found = [*self.firsts], list[tuple[Node, ...]]()
@@ -115,10 +132,16 @@ class OpenedLoop:
             made = substitute(self.outputs, given, order)
             states = [*made[: len(states)]]
             found.append(made[len(states) :])
-        stack, unsqueeze = get("concat"), get("unsqueeze")
-        values = zip(*(found[::-1] if self.backward else found), strict=True)
+        stack, unsqueeze, gather = get("concat"), get("unsqueeze"), get("gather")
+        values = [*zip(*(found[::-1] if self.backward else found), strict=True)]
         wholes = [stack.term(*[unsqueeze.term(x, axes=(0,)) for x in each], axis=0) for each in values]
-        return [(self.result(i), each) for i, each in enumerate([*states, *wholes])]
+        results = [self.result(i) for i in range(len(self.outputs))]
+        elements = [
+            (gather.term(result, constant(place), axis=0), element)
+            for result, each in zip(results[len(states) :], values, strict=True)
+            for place, element in enumerate(each)
+        ]
+        return [*zip(results, [*states, *wholes], strict=True), *elements]
 
     def behind(self, index: int, states: Sequence[int], whole: Node) -> tuple[Node, Node] | None:
         """A result of all steps that depends on no state but through the new values of some: as the
@@ -208,3 +231,11 @@ def _draws(node: Node) -> bool:
     """Whether a term is a random draw, which is another one in each step."""
     call = node.attr("call") if node.op == "opaque" else None
     return isinstance(call, NodeContent) and call.draw is not None
+
+
+def changes_in_steps(node: Node) -> bool:
+    """Whether a term is a variable of a loop, or a random draw in a body: another one in each
+    step."""
+    if node.op == "input":
+        return BOUND.fullmatch(node.attr("name")) is not None
+    return _draws(node) and bool(node.attr("call").draw.path)

@@ -3,8 +3,8 @@ chains in which one step is another one keep that step as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -12,103 +12,20 @@ import onnx
 import pytest
 from bodies import optimized, parse
 from onnx_texts import run
+from written_chains import CELL, COUNT, FEEDS, PROOFS, RNG, count_of, followed, loops, model, rerolled
 
 from taso_mirage.certificates.follow import follow
+from taso_mirage.certificates.format import CERTIFICATE_FORMAT
 from taso_mirage.certificates.judge import CaseJudge
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, substitute
+from taso_mirage.ir.terms import Tensor, substitute, topological, variable
 from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.operators.ops import term
-from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.prove.rules import lift as lift_rules
 from taso_mirage.report.certificate import certificate
-from taso_mirage.search.loops.chain_loops import rerolled_chains
 from taso_mirage.search.loops.chains import FEWEST
-from taso_mirage.search.steps import RewriteStep
-
-PROOFS = Proofs(None)
-COUNT = 10
-RNG = np.random.default_rng(0)
-CELL = {
-    "x": "Gather<axis = 1>(X, i{t})",
-    "p": "MatMul(x{t}, W)",
-    "q": "MatMul(h{s}, R)",
-    "g": "Add(p{t}, q{t})",
-    "f": "Sigmoid(g{t})",
-    "k": "Mul(f{t}, c{s})",
-    "n": "Tanh(g{t})",
-    "c": "Add(k{t}, n{t})",
-    "e": "Tanh(c{t})",
-    "h": "Mul(f{t}, e{t})",
-    "y": "MatMul(h{t}, O)",
-    "u": "Unsqueeze(y{t}, one)",
-}
-"""The terms of a step `t`, after the step `s`."""
-ARRAYS = {
-    "W": RNG.normal(size=(3, 4)).astype(np.float32),
-    "R": RNG.normal(size=(4, 4)).astype(np.float32),
-    "O": RNG.normal(size=(4, 2)).astype(np.float32),
-    "S": RNG.normal(size=(4, 4)).astype(np.float32),
-    "T": RNG.normal(size=(4, 4)).astype(np.float32),
-    "one": np.array([1]),
-}
-FEEDS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in (("h0", (2, 4)), ("c0", (2, 4)))}
-
-
-def model(
-    changes: Mapping[int, Mapping[str, str]] = {},
-    cell: Mapping[str, str] = CELL,
-    count: int = COUNT,
-    order: tuple[int, ...] = (),
-    outputs: str = "",
-    sizes: str = "2",
-) -> onnx.ModelProto:
-    """A recurrence, where `changes` has other terms of single steps; `order`: the steps in the
-    order of their outputs."""
-    lines = []
-    for t in range(1, count + 1):
-        for name, made in {**cell, **changes.get(t, {})}.items():
-            lines.append(f"{name}{t} = {made.format(t=t, s=t - 1)}")
-    joined = ", ".join(f"u{t}" for t in order or range(1, count + 1))
-    text = f"""
-        g (float[{sizes}, {count}, 3] X, float[2, 4] h0, float[2, 4] c0) => (float[2, {count}, 2] Y{outputs}) {{
-            {chr(10).join(lines)}
-            Y = Concat<axis = 1>({joined})
-        }}"""
-    return parse(text, {**ARRAYS, **{f"i{t}": np.array(t - 1) for t in range(count + 2)}})
-
-
-def rerolled(proto: onnx.ModelProto) -> tuple[Model, Model, list[RewriteStep]]:
-    """The model before and after, and the steps; both compute the same."""
-    before = from_memory(proto)
-    steps = [*rerolled_chains(before.graph.outputs, PROOFS)]
-    outputs = before.graph.outputs
-    for step in steps:
-        outputs = substitute(outputs, step.table)
-    after = before.with_graph(outputs)
-    made = onnx.load_from_string(serialize(after))
-    onnx.checker.check_model(made, full_check=True)
-    feeds = {**FEEDS, "X": RNG.normal(size=(2, COUNT, 3)).astype(np.float32)}
-    feeds["X"] = RNG.normal(size=(2, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value, 3)).astype("f")
-    for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
-    return before, after, steps
-
-
-def loops(model: Model) -> list[Node]:
-    return [n for n in model.nodes() if n.op == "scan"]
-
-
-def count_of(loop: Node) -> Any:
-    return loop.args[loop.attr("states")].shape[0]
-
-
-def followed(before: Model, after: Model, steps: list[RewriteStep], **changes: Any) -> Any:
-    """The certificate of the steps, which is followed with a strict checker."""
-    _, result = optimized(onnx.load_from_string(serialize(before)))
-    made = replace(result, original=before, model=after, steps=tuple(steps), changed=True)
-    return follow(before, after, {**certificate(made, {}, PROOFS), **changes}, CaseJudge(strict=True))
 
 
 def test_a_recurrence_that_is_written_out_becomes_one_loop() -> None:
@@ -203,6 +120,50 @@ def test_a_step_that_is_another_one_stays(name: str) -> None:
     followed(before, after, steps)
 
 
+def test_elements_beside_numbers_are_no_parts() -> None:
+    """Each step reads an element of a sequence with a column of numbers beside it."""
+    cell = {"r": CELL["x"], "x": "Concat<axis = 1>(r{t}, column)", "p": "MatMul(x{t}, wide)"}
+    proto = model(cell={**cell, **{name: made for name, made in CELL.items() if name not in cell}})
+    arrays = {"column": np.ones((2, 1), np.float32), "wide": RNG.normal(size=(4, 4)).astype(np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    before, after, steps = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+
+
+@pytest.mark.parametrize("steps", [range(1, COUNT + 1), range(3, 4)], ids=["each", "one"])
+def test_results_may_be_split_after_their_step(steps: range) -> None:
+    proto = model()
+    for t in steps:
+        proto.graph.node.append(onnx.helper.make_node("Split", [f"h{t}"], [f"a{t}", f"b{t}"], axis=1))
+        proto.graph.node.append(onnx.helper.make_node("Mul", [f"a{t}", f"b{t}"], [f"m{t}"]))
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(f"m{t}", onnx.TensorProto.FLOAT, (2, 2)))
+    before, after, made = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, made)
+
+
+def test_a_second_result_that_one_step_gives_alone_stays() -> None:
+    """Each step uses one half of a split, and the model uses the other one of the third step."""
+    proto = model()
+    for node in proto.graph.node:
+        if node.op_type == "Tanh" and node.output[0].startswith("n"):
+            node.input[0] = f"a{node.output[0][1:]}"
+    split = [(f"a{t}", f"b{t}", f"g{t}") for t in range(1, COUNT + 1)]
+    nodes = []
+    for node in proto.graph.node:
+        nodes.append(node)
+        for a, b, g in split if node.output[0].startswith("g") else ():
+            if node.output[0] == g:
+                nodes.append(onnx.helper.make_node("Concat", [g, g], [f"w{g}"], axis=1))
+                nodes.append(onnx.helper.make_node("Split", [f"w{g}"], [a, b], axis=1))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("b3", onnx.TensorProto.FLOAT, (2, 4)))
+    before, after, made = rerolled(proto)
+    followed(before, after, made)
+
+
 def test_few_steps_stay() -> None:
     assert rerolled(model(count=FEWEST - 2))[2] == []
 
@@ -245,6 +206,129 @@ def test_an_unrolled_record_names_a_loop_alone() -> None:
             followed(before, after, steps, records=[["unrolled", text, [0]]])
 
 
+NEGATED = "(float[3] a, float[3] b) => (float[3] y, float[3] z) {{ y = Neg({})\n z = Neg(b) }}"
+STATE = "input('state {} of a loop at depth 1', float32[3])"
+ONE = ["leaf", "def f():\n    v0 = constant(value=array('float32', (1,), [0.0]))\n    return v0\n", []]
+"""A sequence of one element: the number 4 among the terms."""
+
+
+def one_step(states: list[int], others: list[int], result: str, *lines: str) -> list[Any]:
+    """A record of a loop of one step over terms, by their numbers. Its body has the states s0, s1,
+    ... and reads the others, o0, ..., whole."""
+    whole = [f"{k}{i}: input('{k}{i}', float32[3])" for k, n in (("s", states), ("o", others)) for i in range(len(n))]
+    heads = [", ".join([*whole[: len(states)], f"e: input('e', float32[{n}])", *whole[len(states) :]]) for n in "1("]
+    names = ", ".join(each.partition(":")[0] for each in heads[0].split(", ") if ":" in each)
+    body = "\n        ".join([f"def step({heads[1].replace('[(', '[()')}):", *lines, f"return {result}"])
+    made = f"scan({names}, body=step, states={len(states)}, sequences=1)"
+    return ["unrolled", f"def f({heads[0]}):\n    {body}\n    v = {made}\n    return v\n", [*states, 4, *others]]
+
+
+def equality(lhs: str, rhs: str) -> dict[str, Any]:
+    head = "(x: input('x', float32[3]), y: input('y', float32[3])):\n    return"
+    return {"lhs": f"def lhs{head} {lhs}\n", "rhs": f"def rhs{head} {rhs}\n", "proof": "symbolic"}
+
+
+ATTACKS: dict[str, list[Any]] = {
+    "a loop over the state of another one, as a term of a step": [
+        ["leaf", f"def f():\n    v0 = {STATE.format(0)}\n    return v0\n", []],
+        one_step([5], [], "v", "v = neg(s0)"),
+        *(one_step([n], [], "v", "v = neg(s0)") for n in (0, 2)),
+        *(one_step([n], [7], "o0") for n in (0, 2)),
+    ],
+    "a step that names a state of another loop": [
+        *(one_step([n], [], "v", f"v = neg({STATE.format(1)})") for n in (0, 2)),
+        *(one_step([2 - n, n], [], "v, w", "v = neg(s0)", "w = neg(s1)") for n in (0, 2)),
+    ],
+    "steps over other states": [
+        one_step([0, 2], [], "v, v", "v = neg(s1)"),
+        one_step([0, 0, 2], [], "s0, w, v", "v = neg(s1)", "w = add(v, sub(s2, s2))"),
+        ["equal", 0, {"x": 5, "y": 11}],
+        ["equal", 0, {"x": 0, "y": 2}],
+    ],
+}
+"""Records that would give every term another value."""
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_states_of_loops_are_not_mixed_up(name: str) -> None:
+    before, after = (from_memory(parse(f"g {NEGATED.format(x)}")) for x in "ab")
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [equality("add(neg(x), sub(y, y))", "neg(x)")]}
+    with pytest.raises(CheckFailed, match=r"does not lead|over terms of the steps|none of its operands"):
+        follow(before, after, {**given, "records": [ONE, *ATTACKS[name]]}, CaseJudge(strict=True))
+
+
+NAMED = "state 0 of a loop", "state 0 of a loop at depth 1"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_input_with_the_name_of_a_state_is_none(name: str) -> None:
+    """In a model that reads the input in each step, and in one that reads the state."""
+    made = []
+    for read in ("q", "s"):
+        proto = parse(f"""
+            g (float[3] a, float[3] q, float[3] n, float[3] X) => (float[3] y, float[3] z) {{
+                y = Scan<num_scan_inputs = 1, body = step (float[3] s, float e) => (float[3] t) {{
+                    t = Add(s, {read}) }}>(a, X)
+                z = Neg({read.replace("s", "n")})
+            }}""")
+        step = proto.graph.node[0].attribute[1].g
+        step.node[0].input[:] = [name if each == "q" else each for each in step.node[0].input]
+        proto.graph.node[1].input[:] = [name if read == "q" else f"input {name}"]
+        proto.graph.input[1].name, proto.graph.input[2].name = name, f"input {name}"
+        made.append(from_memory(proto))
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [], "records": []}
+    one, two = made
+    first, second = one.graph.outputs, two.graph.outputs
+    for outputs in ((second[0], first[1]), (first[0], second[1])):
+        with pytest.raises(CheckFailed, match="does not lead"):
+            follow(one, one.with_graph(outputs), given, CaseJudge(strict=True))
+    follow(one, one, given, CaseJudge(strict=True))
+
+
+def test_a_random_draw_of_each_step_is_no_operand_of_all() -> None:
+    draw = "d = RandomNormal<shape = [3]>()"
+    before = parse(f"""
+        g (float[3] a, float[3] X) => (float[3] y) {{
+            y = Scan<num_scan_inputs = 1, body = step (float[3] s, float e) => (float[3] t) {{
+                {draw} t = Add(s, d) }}>(a, X)
+        }}""")
+    after = parse(
+        f"""
+        g (float[3] a, float[3] X) => (float[3] y) {{
+            e = Constant<value = float[1] {{0}}>()
+            u = Scan<num_scan_inputs = 1, body = step (float e) => (float[3] d) {{ {draw} }}>(e)
+            k = Squeeze(u, axis)
+            p = Add(a, k)
+            q = Add(p, k)
+            y = Add(q, k)
+        }}""",
+        {"axis": np.array([0])},
+    )
+    start = from_memory(before)
+    assert [n.op for n in topological(opened(start)(start.graph.outputs))] == [
+        "input",
+        "input",
+        "opaque",
+        "add",
+        "opaque",
+    ]
+    w = "w: input('w', float32[3])"
+    three = f"""def f(a: input('a', float32[3]), x: input('x', float32[3]), {w}):
+    def step(s: input('s', float32[3]), e: input('e', float32[()]), {w}):
+        return add(s, w)
+    return scan(a, x, w, body=step, states=1, sequences=1)"""
+    one = f"""def f(x: input('x', float32[1]), {w}):
+    def step(e: input('e', float32[()]), {w}):
+        return w
+    return scan(x, w, body=step, states=0, sequences=1)"""
+    zeros = [[ONE[0], ONE[1].replace("(1,), [0.0]", f"({n},), {[0.0] * n}"), []] for n in (3, 1)]
+    records = [*zeros, ["unrolled", three, [0, 5, 2]], ["unrolled", one, [6, 2]], ["equal", 0, {"x": 2, "y": 0}]]
+    same = equality("squeeze(concat(unsqueeze(x, axes=(0,)), axis=0), axes=(0,))", "x")
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [same], "records": records}
+    with pytest.raises(CheckFailed, match="terms of the steps"):
+        follow(start, from_memory(after), given, CaseJudge(strict=True))
+
+
 def test_a_user_gets_the_loop_in_its_fastest_form() -> None:
     """Written with measurements: an operator, or a loop that is lighter, if the model is faster."""
     proto = model(count=40)
@@ -253,3 +337,26 @@ def test_a_user_gets_the_loop_in_its_fastest_form() -> None:
     for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
     assert result.failure is None
+
+
+def test_values_that_are_read_one_by_one_need_no_proofs() -> None:
+    before, after, steps = rerolled(model(order=(2, 1, *range(3, COUNT + 1))))
+    assert [len(each.obligations) for each in steps] == [COUNT]
+    followed(before, after, steps)
+
+
+def test_a_proof_about_many_terms_tries_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets of three of the terms that a concatenation joins are too many to look at each."""
+    seen = []
+
+    def counted(*given: Any) -> Any:
+        for each in combinations(*given):
+            seen.append(each)
+            yield each
+
+    monkeypatch.setattr(lift_rules, "combinations", counted)
+    leaves = [variable(f"x{i}", Tensor("float32", (1, 2 + i % 2, 4))) for i in range(60)]
+    joined = term("concat", *leaves, axis=1)
+    halves = [term("concat", *leaves[i : i + 30], axis=1) for i in (0, 30)]
+    lift_rules.lift((joined,), (term("concat", *halves, axis=1),), finest=True)
+    assert 0 < len(seen) < 2000

@@ -70,6 +70,8 @@ class _Search:
         left = list(places)
         for width in (1, 2, 3):
             for some in combinations(left, width):
+                if self.tries <= 0:
+                    return
                 if width < len(places) and all(p in left for p in some) and self._try(list(some), value):
                     left = [p for p in left if p not in some]
         if finest and left:

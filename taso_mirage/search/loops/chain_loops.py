@@ -4,7 +4,7 @@ are written out (`chains.py`).
 A loop of a known number of steps is equal to its steps by its definition, and the body gives
 exactly the model's terms in each step. So only these equalities are proved: that the element of a
 sequence is the part that the model reads, and that the values of all steps, one above the other,
-are what the model makes of them.
+are what the model makes of them. Single values are elements by the definition, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, constant, substitute, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import results_of
@@ -23,12 +23,18 @@ from taso_mirage.search.steps import BODIES, RewriteStep
 
 MOST = 2048
 """The most elements of sequences that are proved to be the parts that steps read."""
+CHAINS = 24
+"""The most chains that become loops."""
 
 
 def rerolled_chains(outputs: Sequence[Node], proofs: Proofs) -> Iterator[RewriteStep]:
-    """A step for each chain of the model, over the results of the steps before it."""
+    """A step for each chain of the model, over the results of the steps before it, for CHAINS at
+    most: each is looked for in the whole model."""
     outputs = tuple(outputs)
-    while (found := _rerolled(ModelSteps(outputs), proofs)) is not None:
+    for _ in range(CHAINS):
+        found = _rerolled(ModelSteps(outputs), proofs)
+        if found is None:
+            break
         yield found
         outputs = substitute(outputs, found.table)
 
@@ -62,6 +68,8 @@ class _Rerolled:
         if not self._reads_parts(sequences):
             return None
         wanted = self._wanted()
+        if any(not isinstance(nodes[0].type, Tensor) for nodes in wanted):  # one of several results is read outside
+            return None
         loop = self._loop(sequences, [self.computed[nodes] for nodes in wanted], backward)
         results, states = results_of(loop), len(chain.states)
         table = self._over(results[states:], wanted, backward)
@@ -111,16 +119,17 @@ class _Rerolled:
             stack = term("concat", *[term("unsqueeze", n, axes=(0,)) for n in order], axis=0)
             readers = dict.fromkeys(r for n in nodes for r in self.model.readers[n] if r not in self.inside)
             joins = {join: new for join in readers if (new := _joined(join, order, whole)) is not None}
-            for join, new in joins.items():
-                if not self._prove(join, substitute((new,), {whole: stack})[0], join.args):
+            for join in joins:
+                alone = term("concat", *order, axis=join.attr("axis"))  # proofs beside others would be long
+                view = _joined(alone, order, stack)
+                if view is None or not self._prove(alone, view, order):
+                    return None
+                if alone is not join and not self._prove(join, _beside(join, order, alone), join.args):
                     return None
             table |= joins
             for i, node in enumerate(order):
-                if not self.model.is_read(node, self.inside | joins.keys()):
-                    continue
-                table[node] = term("gather", whole, constant(i), axis=0)
-                if not self._prove(node, term("gather", stack, constant(i), axis=0), order):
-                    return None
+                if self.model.is_read(node, self.inside | joins.keys()):
+                    table[node] = term("gather", whole, constant(i), axis=0)
         return table
 
     def _prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
@@ -134,12 +143,21 @@ def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:
         return None
     start = join.args.index(nodes[0])
     end = start + len(nodes)
-    rest = (*join.args[:start], *join.args[end:])
-    if join.args[start:end] != nodes or not {*nodes}.isdisjoint(rest):
+    if join.args[start:end] != nodes or not {*nodes}.isdisjoint((*join.args[:start], *join.args[end:])):
         return None
     axis, shape = join.attr("axis"), [*nodes[0].shape]
     order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
     moved = whole if axis == 0 else term("transpose", whole, perm=order)
     shape[axis] = shape[axis] * len(nodes)
-    view = term("reshape", moved, shape=tuple(shape))
-    return view if not rest else term("concat", *join.args[:start], view, *join.args[end:], axis=axis)
+    return _beside(join, nodes, term("reshape", moved, shape=tuple(shape)))
+
+
+def _beside(join: Node, nodes: Steps, part: Node) -> Node:
+    """A concatenation with one term in the place of some of its operands."""
+    start = join.args.index(nodes[0])
+    rest = (*join.args[:start], *join.args[start + len(nodes) :])
+    return (
+        term("concat", *join.args[:start], part, *join.args[start + len(nodes) :], axis=join.attr("axis"))
+        if rest
+        else part
+    )

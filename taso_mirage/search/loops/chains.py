@@ -294,7 +294,9 @@ def _matches(body: Node, node: Node, leaves: Mapping[Node, Node | None], found: 
 
 
 def _is_larger(node: Node, inside: Set[Node]) -> bool:
-    """Whether a term has more elements than its operands that are inside."""
+    """Whether a term has more elements than its operands that are inside, or several results."""
+    if not isinstance(node.type, Tensor):
+        return True
     return elements_of([node]) > elements_of(a for a in node.args if a in inside and isinstance(a.type, Tensor))
 
 

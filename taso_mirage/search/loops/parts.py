@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, variable
 from taso_mirage.meanings.reals import EXACT
@@ -65,7 +66,7 @@ def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:
         terms = [_over(each, source, leaf) for each in nodes]
         values = interpret(terms, EXACT, {leaf: EXACT.load(places)}, sizes=dict(sizes))
         found = [np.asarray(values[each], np.int64).ravel() for each in terms]
-    except (ArithmeticError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, ValueError, TasoMirageError):  # or beside other floats
         return None
     for axis in range(len(shape)):
         at = [int(np.unravel_index(each[0], shape)[axis]) if each.size else -1 for each in found]
