@@ -14,6 +14,9 @@ from taso_mirage.ir.terms import Node, Tensor, Type, constant, substitute, topol
 from taso_mirage.onnx_io.loops import BOUND, renumbered, state_leaves, step_at, value_after, values_before
 from taso_mirage.operators.ops import get
 
+LONGEST = 1 << 12
+"""The most steps of a loop that are written out."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResultsOfLoops:
@@ -122,8 +125,8 @@ class OpenedLoop:
         """Each result of a loop of a known number of steps, and each element of those of all steps,
         with the term that the steps give, one over the results of the one before: its definition
         (`op_specs/scan.py`)."""
-        if not isinstance(self.count, int) or not self.count:
-            raise Unsupported(f"a loop of {self.count} steps, which cannot be written out")
+        if not isinstance(self.count, int) or not 0 < self.count <= LONGEST:
+            raise Unsupported(f"a loop of {self.count} steps, which is not written out")
         states, found = [*self.firsts], list[tuple[Node, ...]]()
         order = topological(self.outputs, stop=self.closed)
         for step in range(self.count):
@@ -155,7 +158,7 @@ class OpenedLoop:
         elements = {self.outputs[k]: get("gather").term(self.values_of(k), step, axis=0) for k in states}
         order = topological(self.outputs[index : index + 1], stop=self.closed)
         (value,) = substitute(self.outputs[index : index + 1], elements, order)
-        inside, outside = (topological([each], stop=self.closed) for each in (value, whole))
+        inside, outside = (self.closed.outside([each]) for each in (value, whole))
         if not set(self.leaves).isdisjoint(inside) or any(map(_draws, inside)):
             return None
         if not {*self.leaves, step}.isdisjoint(outside) or whole.type != self.types[index]:
@@ -172,7 +175,7 @@ class OpenedLoop:
         first one, and after a step whose new value is the element of `values`.
         """
         step, first = step_at(self.closed.depth), self.firsts[state]
-        outside = topological([values, before], stop=self.closed)
+        outside = self.closed.outside([values, before])
         type = Tensor(first.dtype, (self.count, *first.shape))
         if not {*self.leaves, step}.isdisjoint(outside) or {values.type, before.type} != {type}:
             return None
@@ -183,7 +186,7 @@ class OpenedLoop:
         )
         outputs = substitute(self.outputs, names, topological(self.outputs, stop=self.closed))
         new = outputs[state]
-        if any(map(_draws, topological([new], stop=self.closed))):
+        if any(map(_draws, self.closed.outside([new]))):
             return None
         conditions = (
             (values_before(first, values, self.backward), before),

@@ -56,6 +56,22 @@ def test_parts_may_be_slices(changes: dict[str, str]) -> None:
     assert [count_of(each) for each in loops(after)] == [COUNT]
 
 
+def test_elements_may_be_of_a_part_of_another_tensor() -> None:
+    proto = model(cell={**CELL, "x": "Gather<axis = 1>(P, i{t})"})
+    nodes = [
+        onnx.helper.make_node("Concat", ["X", "X"], ["Q"], axis=2),
+        onnx.helper.make_node("Slice", ["Q", "zero", "three", "two"], ["P"]),
+    ]
+    rest = [*proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend([*nodes, *rest])
+    arrays = {"zero": [0], "three": [3], "two": [2]}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(a), n) for n, a in arrays.items())
+    before, after, steps = rerolled(proto)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+
+
 def test_a_recurrence_from_the_last_element_on_is_a_loop_backward() -> None:
     backward = {t: {"x": f"Gather<axis = 1>(X, i{COUNT + 1 - t})"} for t in range(1, COUNT + 1)}
     for order in (range(COUNT, 0, -1), range(1, COUNT + 1)):

@@ -49,11 +49,14 @@ class SuccessiveParts:
 
 
 def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:
-    """The term of which other terms are successive parts, by numbers; None where there is none."""
-    sources = {term_of_parts(each) for each in nodes}
-    if len(sources) != 1:
-        return None
-    (source,) = sources
+    """The highest term of which other terms are successive parts, by numbers; None where there is
+    none."""
+    first, *others = map(_terms_of_parts, nodes)
+    common = [each for each in first if all(each in other for other in others)]
+    return next((found for source in common if (found := _parts_of(source, nodes)) is not None), None)
+
+
+def _parts_of(source: Node, nodes: Sequence[Node]) -> SuccessiveParts | None:
     if source in nodes or is_weight(source) or not isinstance(source.type, Tensor) or source.tensor.shape is None:
         return None
     sizes = {name: SIZE for n in source.shape for name in symbols(n)}
@@ -96,8 +99,16 @@ def _over(node: Node, source: Node, leaf: Node) -> Node:
 
 def term_of_parts(node: Node) -> Node:
     """The lowest term whose elements alone a term has, by what is known before the model runs."""
+    return _terms_of_parts(node)[-1]
+
+
+def _terms_of_parts(node: Node) -> list[Node]:
+    """A term and those below it whose elements alone it has, by what is known before the model
+    runs."""
+    found = [node]
     while node.args and selects(node.op) and node.op != "opaque" and not is_weight(node):
         if not all(a is ABSENT or is_weight(a) for a in node.args[1:]):
             break
         node = node.args[0]
-    return node
+        found.append(node)
+    return found
