@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 from onnx_ir.passes import PassError
-from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.kernels import is_kernel
 from taso_mirage.onnx_io.read import as_data
+from taso_mirage.onnx_io.walk import inline
 
 
 def without_functions(model: Model) -> Model:
@@ -22,7 +22,7 @@ def without_functions(model: Model) -> Model:
     try:
         copy = source.clone()  # rejects a node that uses an undefined value
         copy.meta.update(source.meta)
-        InlinePass(criteria=_may_go)(copy)
+        inline(copy, _may_go)
     except (PassError, ValueError, LookupError, RuntimeError):
         return model
     read = as_data(copy, model.trusted)

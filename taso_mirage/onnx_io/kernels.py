@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.devices.stamp import KEYS
 from taso_mirage.errors import InvalidModel
-from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of
+from taso_mirage.onnx_io.walk import Part, graphs_inside, graphs_of, inline
 from taso_mirage.system.wording import option
 
 DOMAIN = "taso_mirage"
@@ -46,7 +45,7 @@ def without_kernels(old: ir.Model) -> ir.Model:
     for function in functions:
         _choose_operators(function)
     if functions:
-        InlinePass(criteria=lambda function: function.domain == DOMAIN)(source)
+        inline(source, lambda function: function.domain == DOMAIN)
     for key in [key for key in source.functions if key[0] == DOMAIN]:
         del source.functions[key]
     for part in graphs_inside(source):

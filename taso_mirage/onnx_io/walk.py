@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.errors import InvalidModel
 
@@ -23,6 +24,16 @@ def graphs_inside(source: ir.Model) -> Iterator[Part]:
         for attributes in attributes_of(part):
             for attribute in attributes.values():
                 waiting += graphs_of(attribute)
+
+
+def inline(source: ir.Model, criteria: Callable[[ir.Function], bool]) -> None:
+    """Inline some functions of a model, in place. Its outputs keep their texts and metadata, which
+    onnx_ir drops of a call's results."""
+    said = [(value.doc_string, dict(value.metadata_props)) for value in source.graph.outputs]
+    InlinePass(criteria=criteria)(source)
+    for value, (text, metadata) in zip(source.graph.outputs, said, strict=True):
+        value.doc_string = text
+        value.metadata_props.update(metadata)
 
 
 def attributes_of(part: Part) -> Iterator[MutableMapping[str, ir.Attr]]:

@@ -75,17 +75,22 @@ def model(
     return parse(text, {**ARRAYS, **{f"i{t}": np.array(t - 1) for t in range(count + 2)}})
 
 
-def rerolled(proto: onnx.ModelProto) -> tuple[Model, Model, list[RewriteStep]]:
-    """The model before and after, and the steps; both compute the same."""
+def stepped(proto: onnx.ModelProto) -> tuple[Model, Model, list[RewriteStep]]:
+    """The model before and after, and the steps."""
     before = from_memory(proto)
     steps = [*rerolled_chains(before.graph.outputs, PROOFS)]
     outputs = before.graph.outputs
     for step in steps:
         outputs = substitute(outputs, step.table)
-    after = before.with_graph(outputs)
+    return before, before.with_graph(outputs), steps
+
+
+def rerolled(proto: onnx.ModelProto) -> tuple[Model, Model, list[RewriteStep]]:
+    """The model before and after, and the steps; both compute the same."""
+    before, after, steps = stepped(proto)
     made = onnx.load_from_string(serialize(after))
     onnx.checker.check_model(made, full_check=True)
-    feeds = {**FEEDS, "X": RNG.normal(size=(2, COUNT, 3)).astype(np.float32)}
+    feeds = dict(FEEDS)
     feeds["X"] = RNG.normal(size=(2, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value, 3)).astype("f")
     for a, b in zip(run(proto, **feeds), run(made, **feeds), strict=True):
         np.testing.assert_allclose(a, b, 1e-5, 1e-6)

@@ -16,6 +16,8 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.files import from_memory
+from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.operators.ops import Call, Op, get
 
 NORM = """
@@ -137,3 +139,19 @@ def test_a_call_keeps_outputs_without_a_name() -> None:
     """
     before, after = both(text, {"x": np.array([-1, 2, 3, -4], np.float32)})
     assert before.tolist() == after.tolist() == [1, 0, 0, 4]
+
+
+def test_the_result_of_a_function_keeps_its_metadata() -> None:
+    """A call whose function is inlined gives an output of the model."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21, "own" : 1]>
+    agraph (float[4] x) => (float[4] y) { y = own.both (x) }
+    <domain: "own", opset_import: ["" : 21]>
+    both (a) => (p) { q = Neg (a)  p = Relu (q) }
+    """
+    proto = parser.parse_model(text)
+    proto.graph.output[0].metadata_props.add(key="kind", value="USER_OUTPUT")
+    read = without_functions(from_memory(proto))
+    assert [node.op for node in read.nodes()] == ["input", "neg", "relu"]
+    (output,) = onnx.load_from_string(serialize(read)).graph.output
+    assert [(each.key, each.value) for each in output.metadata_props] == [("kind", "USER_OUTPUT")]

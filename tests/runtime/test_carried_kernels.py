@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from taso_mirage.cli.commands import app
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable
-from taso_mirage.onnx_io import save
+from taso_mirage.onnx_io import load, save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import load_as_data
-from taso_mirage.onnx_io.kernels import carried_kernels
+from taso_mirage.onnx_io.kernels import DOMAIN, carried_kernels
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
@@ -45,6 +45,21 @@ def twice(folder: Path) -> tuple[Path, PlannedNode]:
     path = folder / "twice.onnx"
     save(embed(standalone(Graph((x, b), (term("relu", second),)), {"": 20}), regions), path)
     return path, planned
+
+
+def test_an_output_that_a_kernel_computes_keeps_its_metadata(tmp_path: Path) -> None:
+    """The kernel is replaced by its operators, as `verify` reads a file."""
+    graph, goal = gelu_of_sum()
+    region = EmbeddedRegion.of(goal, goal.inputs, cpu_kernel(graph))
+    path = tmp_path / "last.onnx"
+    save(embed(standalone(goal, {"": 20}), [region]), path)
+    proto = onnx.load(path)
+    assert proto.graph.node[-1].domain == DOMAIN
+    proto.graph.output[0].doc_string = "what it is"
+    proto.graph.output[0].metadata_props.add(key="kind", value="USER_OUTPUT")
+    onnx.save(proto, path)
+    (output,) = load(path).header.graph.outputs
+    assert (output.doc_string, dict(output.metadata_props)) == ("what it is", {"kind": "USER_OUTPUT"})
 
 
 def inspected(*arguments: object) -> str:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from written_chains import COUNT, PROOFS, count_of, followed, loops, model
-
-from taso_mirage.ir.terms import substitute
-from taso_mirage.onnx_io.files import from_memory
-from taso_mirage.search.loops.chain_loops import rerolled_chains
+from written_chains import COUNT, count_of, followed, loops, model, stepped
 
 
 def test_values_are_joined_with_others() -> None:
@@ -18,11 +14,6 @@ def test_values_are_joined_with_others() -> None:
     join.input[:] = ["first", *(f"y{t}" for t in range(1, COUNT + 1)), "h0"]
     proto.graph.input.append(onnx.helper.make_tensor_value_info("first", onnx.TensorProto.FLOAT, (2, 5)))
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, (2, 9 + 2 * COUNT)))
-    before = from_memory(proto)
-    steps = [*rerolled_chains(before.graph.outputs, PROOFS)]
-    outputs = before.graph.outputs
-    for step in steps:
-        outputs = substitute(outputs, step.table)
-    after = before.with_graph(outputs)
+    before, after, steps = stepped(proto)
     assert [count_of(each) for each in loops(after)] == [COUNT]
     followed(before, after, steps)

@@ -177,7 +177,8 @@ def test_a_second_result_that_one_step_gives_alone_stays() -> None:
     proto.graph.node.extend(nodes)
     proto.graph.output.append(onnx.helper.make_tensor_value_info("b3", onnx.TensorProto.FLOAT, (2, 4)))
     before, after, made = rerolled(proto)
-    followed(before, after, made)
+    assert made == []
+    assert after.graph == before.graph
 
 
 def test_few_steps_stay() -> None:
