@@ -79,8 +79,10 @@ class _Rerolled:
         table = {**{n: r for n, r in lasts.items() if self.model.is_read(n, self.inside)}, **table}
         below = {old: new for old, new in table.items() if old in self.inside}
         news = [new if old in below else substitute((new,), below)[0] for old, new in table.items()]
-        steps = tuple(self.obligations)
-        return RewriteStep((BODIES,), tuple(table), tuple(news), obligations=steps, unrolled=(loop,))
+        olds, called, proved = tuple(table), f"{chain.count} steps of a recurrence", tuple(self.obligations)
+        return RewriteStep(
+            (BODIES,), olds, tuple(news), obligations=proved, unrolled=(loop,), shown=olds, called=called
+        )
 
     def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
         """Whether the parts that steps read are proved to be elements of sequences."""
