@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from taso_mirage.ir.terms import Node, topological, with_args
 from taso_mirage.operators.interpret import unfolded
-from taso_mirage.operators.ops import load_specs
-from taso_mirage.operators.slicing import joined
+from taso_mirage.operators.ops import load_specs, traits
 
 
 def same_by_definition(lhs: Sequence[Node], rhs: Sequence[Node]) -> bool:
@@ -32,9 +31,9 @@ def _ordered(outputs: Sequence[Node]) -> tuple[Node, ...]:
         args = [done[a] for a in node.args]
         if len(args) == 2 and node.op in specs and specs[node.op].commutative:
             args.sort(key=numbers.__getitem__)
-        axis = joined(node)
-        if axis is not None:
-            args = [part for a in args for part in (a.args if a.op == node.op and joined(a) == axis else (a,))]
+        if (name := traits(node).joins) is not None:
+            inner = [a.op == node.op and a.attr(name) == node.attr(name) for a in args]
+            args = [part for a, same in zip(args, inner, strict=True) for part in (a.args if same else (a,))]
         done[node] = with_args(node, tuple(args))
         numbers.setdefault(done[node], len(numbers))
     return tuple([done[o] for o in outputs])

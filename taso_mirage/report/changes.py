@@ -277,8 +277,8 @@ OLD, NEW = 1, 2
 
 
 def _boundary(region: ChangedRegion, heights: Heights, most: int) -> frozenset[Node]:
-    """The highest terms that both sides reach, or leaves; or those below `most`. Terms are visited from above, each after
-    all terms above it."""
+    """The highest terms that both sides reach, or leaves; or those below `most` terms. Terms are
+    visited from above, each after all terms above it."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
 

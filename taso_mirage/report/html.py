@@ -331,7 +331,7 @@ def _short_gain(each: Explanation) -> str:
 
 
 def _side(side: Graph, details: NodeDetails, place: str) -> tuple[Drawing | None, str]:
-    """The drawing of one side of a change, or else its text, of the steps of a loop its beginning."""
+    """The drawing of one side of a change, or else its text, of many steps the first lines."""
     if sum(1 for _ in side) <= DRAWN:
         return draw_graph(side, numbers=details.add(side, place)), ""
     lines = show_graph(side).splitlines()

@@ -34,7 +34,7 @@ def any_result() -> Result:
 
 
 def read_again(op: Op, i: int) -> tuple[Model, Model, dict[str, Any]]:
-    """A use of an operator, the same as it is read from its file, and the certificate of no step."""
+    """A use of an operator, the one that is read from its file, and the certificate of no step."""
     use = build(op, i)
     made = standalone(use.graph, opsets(use))
     result = replace(any_result(), original=made, model=made, steps=(), changed=True)

@@ -1,5 +1,5 @@
-"""Certificates of recurrences that are written out, with a wrong loop in the place of the steps: each
-differs in one thing, and none leads to a model with it."""
+"""Certificates of recurrences that are written out, with a wrong loop in the place of the steps:
+each differs in one thing, and none leads to a model with it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def equal(old: Node, new: Node, *over: Node) -> RewriteStep:
 
 
 def groups(step: RewriteStep) -> Iterator[RewriteStep]:
-    """That the values of all steps are those of the first ones, and of the others."""
+    """Equalities: the values of all steps are those of the first ones, and of the others."""
     for each in step.obligations:
         (whole,) = each.new
         if whole.op == "concat" and len(whole.args) == COUNT:

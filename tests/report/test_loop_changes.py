@@ -1,5 +1,5 @@
-"""Loops that were made, and rewritten by several steps, are one change each, whose sides compute the
-same."""
+"""Loops that were made, and rewritten by several steps, are one change each, whose sides compute
+the same."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_loop_for_an_operator_belongs_to_the_change(layers: int) -> None:
 
 
 def test_a_loop_of_a_file_is_shown_as_a_term() -> None:
-    """Its products leave the loop; nothing is there in words, because the loop is one term."""
+    """A loop whose products leave it; it is one term, so there are no words for it."""
     before = from_memory(gated())
     (change,) = rewritten(before, before, []).changes
     assert (change.called, change.places) == ("", ("h",))

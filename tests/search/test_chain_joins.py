@@ -26,8 +26,8 @@ LONG = 70
 
 @pytest.mark.parametrize("axis", [0, 2])
 def test_values_of_many_steps_are_joined_by_groups(axis: int) -> None:
-    """Along an axis with several elements the strict checker decides no equality of all of them, but
-    those of groups, and that groups of groups are all."""
+    """Along an axis with several elements the strict checker decides equalities of groups, and one
+    about all: that groups of groups are all."""
     proto = model(count=LONG)
     proto.graph.node[-1].attribute[0].i = axis
     shape = [2, 1, 2]
