@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -50,6 +51,7 @@ def inference_session(
     profile: str = "",
     threads: int = 0,
     resting: bool = False,
+    packed: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the runtime's full optimization level, or a lower one.
 
@@ -71,8 +73,12 @@ def inference_session(
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if isinstance(plain(source), bytes):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
     if apart:
         options.add_external_initializers(list(apart), list(apart.values()))
     return opened_session(source, providers, options)
@@ -201,9 +207,17 @@ def runtime_nodes(source: Source, providers: Sequence[Provider]) -> int:
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "optimized.onnx")
-        inference_session(source, providers, dump=path)
-        return node_count(path)
+        return node_count(dumped_graph(source, providers, folder))
+
+
+def dumped_graph(source: Source, providers: Sequence[Provider], folder: str) -> str:
+    """The file of the model that the runtime makes of this one, in an empty folder, without its
+    large weights: writing them takes most of the time where there are some."""
+    path = os.path.join(folder, "optimized.onnx")
+    with suppress(OSError, NotImplementedError):  # a system without links gets the weights, too
+        os.symlink(os.devnull, os.path.join(folder, WEIGHTS))
+    inference_session(source, providers, dump=path, packed=False)
+    return path
 
 
 def refused(what: str, error: Exception, runtime: str = "ONNX Runtime") -> RunFailed:
