@@ -7,7 +7,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -193,22 +193,20 @@ class FilesInPlace:
     def _number(self, opened: _Content) -> int:
         """The descriptor of a file; -1 where there is none that others can open."""
         if opened not in self._numbers:
-            self._numbers[opened] = _again(opened) if isinstance(opened.content, mmap.mmap) else -1
+            self._numbers[opened] = -1
+            if isinstance(opened.content, mmap.mmap) and DESCRIPTORS.is_dir():
+                with suppress(OSError):
+                    self._numbers[opened] = _again(opened)
         return self._numbers[opened]
 
 
 def _again(opened: _Content) -> int:
-    """A new descriptor of a file; -1 where its path now has another one."""
-    if not DESCRIPTORS.is_dir():
-        return -1
-    try:
-        number = os.open(opened.path, READ | NO_LINK)
-    except OSError:
-        return -1
-    if os.path.samestat(os.fstat(number), opened.status):
-        return number
-    os.close(number)
-    return -1
+    """A new descriptor of a file. Raises OSError where its path now has another one."""
+    number = os.open(opened.path, READ | NO_LINK)
+    if not os.path.samestat(os.fstat(number), opened.status):
+        os.close(number)
+        raise FileNotFoundError(opened.path)
+    return number
 
 
 def checked_tensor(tensor: Any) -> Any:
@@ -224,6 +222,21 @@ def checked_tensor(tensor: Any) -> Any:
         given = "" if there is None else f" has {there} bytes;"
         raise InvalidModel(f"the weight {tensor.name!r}{given} of {list(tensor.shape)} it would need {tensor.nbytes}")
     return tensor
+
+
+def _copied(opened: _Content, start: int, end: int, file: Any) -> int:
+    """The number of bytes, from `start` on, that the system copied to the place of another file, so
+    that they did not pass through this process; the others are not there yet."""
+    done, place = 0, file.tell()
+    if end - start < MAPPED or not hasattr(os, "copy_file_range"):
+        return done
+    with suppress(OSError), open(_again(opened), "rb") as source:
+        file.flush()
+        ends = source.fileno(), file.fileno()
+        while moved := os.copy_file_range(*ends, end - start - done, start + done, place + done):
+            done += moved
+    file.seek(place + done)
+    return done
 
 
 class _OpenedTensor(ir.ExternalTensor):  # type: ignore[misc]
@@ -250,8 +263,8 @@ class _OpenedTensor(ir.ExternalTensor):  # type: ignore[misc]
 
     def tofile(self, file: Any) -> None:
         self._check_validity()
-        start = self.offset or 0
-        file.write(memoryview(self.opened.content)[start : start + self.nbytes])
+        start, end = self.offset or 0, (self.offset or 0) + self.nbytes
+        file.write(memoryview(self.opened.content)[start + _copied(self.opened, start, end, file) : end])
 
     def numpy(self) -> NDArray[Any]:
         self._check_validity()
