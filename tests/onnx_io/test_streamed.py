@@ -128,7 +128,8 @@ WAYS: dict[str, Callable[..., int]] = {
 def test_the_system_copies_weights_from_file_to_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, offset: int
 ) -> None:
-    """What the system does not copy is written; it copies no file that has the path only now."""
+    """Other bytes than those that the system copies are written; a file that has the path only now
+    is not copied."""
     moved: list[int] = []
 
     def counted(*args: int) -> int:
