@@ -200,6 +200,19 @@ class FilesInPlace:
         return self._numbers[opened]
 
 
+class FileOfZeros:
+    """A file of zeros of this name, and of `size` bytes, in the place of a model's large weights, for
+    a runtime that is not asked to run the model."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.size = name, 0
+
+    def tensor(self, tensor: Any, aligned: int) -> ir.ExternalTensor:
+        """A weight of the same type in this file."""
+        self.size = max(self.size, tensor.nbytes)
+        return ir.ExternalTensor(self.name, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name or "")
+
+
 def _again(opened: _Content) -> int:
     """A new descriptor of a file. Raises OSError where its path now has another one."""
     number = os.open(opened.path, READ | NO_LINK)

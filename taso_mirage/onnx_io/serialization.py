@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.onnx_io.external import FilesInPlace
+from taso_mirage.onnx_io.external import FileOfZeros, FilesInPlace
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import restore
 from taso_mirage.onnx_io.walk import attributes_of, change_tensors, graphs_inside
@@ -59,13 +59,14 @@ def serialize_apart(
     source: bool = False,
     without: Collection[str] = (),
     above: int = 1 << 12,
-    files: FilesInPlace | None = None,
+    files: FilesInPlace | FileOfZeros | None = None,
     aligned: int = 1,
 ) -> tuple[bytes, dict[str, Weight]]:
     """Serialize a model without the main graph's weights of more than `above` bytes.
 
-    Those that lie in a file, at a multiple of `aligned` bytes, stay there if `files` are given. The
-    others are returned by name: the model says that they lie in a file, which does not exist.
+    Those that lie in a file, at a multiple of `aligned` bytes, stay there if `files` are given, or
+    are in a file of zeros. The others are returned by name: the model says that they lie in a file,
+    which does not exist.
 
     Copying them is most of the work for a large model. A weight is the same object in all models
     that share it, and in the model as it was read.

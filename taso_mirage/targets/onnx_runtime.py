@@ -26,7 +26,7 @@ from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor, numpy_dtype
 from taso_mirage.runtime.register import carries_kernels, register
-from taso_mirage.targets.protocol import STANDARD, Arrays, Source, Trusted, plain
+from taso_mirage.targets.protocol import STANDARD, ZEROS, Arrays, Source, Trusted, plain
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
@@ -52,13 +52,15 @@ def inference_session(
     threads: int = 0,
     resting: bool = False,
     packed: bool = True,
+    beside: str = "/",
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the runtime's full optimization level, or a lower one.
 
     `apart`: the result of `ort_values`; `dump`: a file for the model that the runtime makes of this
     one, with its weights beside it; `profile`: the beginning of the name of a file of its profiler;
     `threads`: of a run, with the caller's; 0: as many as there are cores; `resting`: threads sleep
-    between runs.
+    between runs; `packed`: weights are copied in the order in which kernels read them; `beside`:
+    the folder in which the locations of weights of a source in bytes begin.
     """
     import onnxruntime
 
@@ -78,7 +80,7 @@ def inference_session(
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if isinstance(plain(source), bytes):
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", beside)
     if apart:
         options.add_external_initializers(list(apart), list(apart.values()))
     return opened_session(source, providers, options)
@@ -202,21 +204,26 @@ def _dtype(text: str) -> str:
     return names.get(name, name)
 
 
-def runtime_nodes(source: Source, providers: Sequence[Provider]) -> int:
-    """The number of nodes into which the runtime turns a model, with its fusions and layouts."""
+def runtime_nodes(source: Source, providers: Sequence[Provider], zeros: int = 0) -> int:
+    """The number of nodes into which the runtime turns a model, with its fusions and layouts.
+    `zeros`: the bytes of the file of zeros in which it has weights."""
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
     with tempfile.TemporaryDirectory() as folder:
-        return node_count(dumped_graph(source, providers, folder))
+        return node_count(dumped_graph(source, providers, folder, zeros))
 
 
-def dumped_graph(source: Source, providers: Sequence[Provider], folder: str) -> str:
+def dumped_graph(source: Source, providers: Sequence[Provider], folder: str, zeros: int = 0) -> str:
     """The file of the model that the runtime makes of this one, in an empty folder, without its
-    large weights: writing them takes most of the time where there are some."""
+    large weights: writing them takes most of the time where there are some. `zeros`: the bytes of
+    the file of zeros in which it has weights."""
     path = os.path.join(folder, "optimized.onnx")
+    if zeros:
+        with open(os.path.join(folder, ZEROS), "wb") as file:
+            file.truncate(zeros)
     with suppress(OSError, NotImplementedError):  # a system without links gets the weights, too
         os.symlink(os.devnull, os.path.join(folder, WEIGHTS))
-    inference_session(source, providers, dump=path, packed=False)
+    inference_session(source, providers, dump=path, packed=False, beside=folder)
     return path
 
 
