@@ -201,8 +201,8 @@ class FilesInPlace:
 
 
 class FileOfZeros:
-    """A file of zeros of this name, and of `size` bytes, in the place of a model's large weights, for
-    a runtime that is not asked to run the model."""
+    """A file of zeros of this name, and of `size` bytes, in the place of a model's large weights,
+    for a runtime that is not asked to run the model."""
 
     def __init__(self, name: str) -> None:
         self.name, self.size = name, 0

@@ -34,7 +34,7 @@ from taso_mirage.onnx_io.external import FileOfZeros
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
 from taso_mirage.search.fusion_context import (
-    LARGE,
+    UNREAD,
     FusionContext,
     Pattern,
     Running,
@@ -257,7 +257,7 @@ class MeasuredCost:
         if not target.shares:
             return _number(self._run(tasks.counted_nodes, serialize(context_model(fusion, self.context)), target))
         zeros = FileOfZeros(ZEROS)
-        content, _ = serialize_apart(context_model(fusion, self.context, valued=False), above=LARGE, files=zeros)
+        content, _ = serialize_apart(context_model(fusion, self.context, valued=False), above=UNREAD, files=zeros)
         return _number(self._run(tasks.counted_nodes, content, target, zeros.size))
 
     def device(self, target: Target | None = None) -> str:

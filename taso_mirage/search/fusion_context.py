@@ -22,7 +22,7 @@ from taso_mirage.search.passes import Context
 
 BLOCK = 1 << 18
 """The smallest number of elements of the block that a large weight repeats."""
-LARGE = 1 << 20
+UNREAD = 1 << 20
 """The number of bytes above which a weight may have no values."""
 TILE = 6
 """The opset from which a weight is written as such."""
@@ -167,7 +167,7 @@ class _Builder:
         and that the runtime expands when it loads the model. This takes a tenth of the time of
         writing and reading all values, and runs at the same speed. On a GPU, some kernels require
         initializers."""
-        if not self.valued and size(leaf.tensor) > LARGE:
+        if not self.valued and size(leaf.tensor) > UNREAD:
             zeros = np.zeros([int(n) for n in leaf.shape], numpy_dtype(leaf.dtype))  # no memory before a use
             self.weights[leaf.attr("name")] = StoredWeight(zeros)
             return leaf
