@@ -90,8 +90,8 @@ class _Rerolled:
         )
 
     def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
-        """Whether the parts that steps read are proved to be elements of sequences, or are constants
-        that they are."""
+        """Whether the parts that steps read are proved to be elements of sequences, or are
+        constants that these are."""
         for nodes, leaf in self.chain.sequences.items():
             for i, node in enumerate(nodes):
                 part = sequences[leaf].at(i)
