@@ -100,7 +100,7 @@ class _Reader:
         self._equal: list[tuple[Node, Node]] = []
         self._without: list[LoopWithoutState] = []
         self._sides: dict[int, Instance] = {}
-        self._add(term for _, term in self.outputs)
+        self._add(view.whole())
 
     def _add(self, outputs: Iterable[Node]) -> None:
         for node in topological(outputs):

@@ -1,0 +1,32 @@
+"""Certificates of models whose loops compute results that nobody reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx.parser
+from certificate_cases import certified, followed
+
+import taso_mirage
+from taso_mirage.onnx_io.files import from_memory
+
+MODEL = """<ir_version: 9, opset_import: ["": 17]>
+g (float[1,3,8] x, float[4] first) => (float[4] last)
+<float[8,4] w = {1.5, 2.0, 0.5, 1.0, 2.5, 0.1, 0.2, 0.3, 1.5, 2.0, 0.5, 1.0, 2.5, 0.1, 0.2, 0.3,
+                 0.7, 2.0, 0.6, 1.0, 2.5, 0.1, 0.2, 0.3, 1.5, 2.9, 0.5, 1.0, 2.5, 0.8, 0.2, 0.4},
+ float[8,4] v = {0.5, 2.0, 0.5, 1.0, 2.5, 0.6, 0.2, 0.3, 1.5, 1.0, 0.5, 1.0, 2.5, 0.1, 0.7, 0.3,
+                 1.7, 2.0, 0.6, 1.0, 0.5, 0.1, 0.2, 0.3, 1.5, 2.9, 0.4, 1.0, 2.5, 0.8, 0.9, 0.4},
+ float[4] b = {0.5, 0.25, 2.0, 1.5}, float[4] c = {1.5, 0.75, 2.5, 0.5}> {
+  p = MatMul(x, w) seen = Add(p, b) q = MatMul(x, v) unseen = Add(q, c)
+  last, rows = Scan<num_scan_inputs = 1, body = step (float[4] s, float[3,4] row) => (float[4] t, float[3,4] r) {
+    m = ReduceMax<axes = [0, 1], keepdims = 0>(seen) a = Add(s, m) t = Tanh(a) r = Neg(row)
+  }>(first, unseen)
+}"""
+
+
+def test_a_result_that_nobody_reads_may_take_part_in_a_rewrite(tmp_path: Path) -> None:
+    """One product makes both operands of the loop, of which the model's output needs one."""
+    original = onnx.parser.parse_model(MODEL)
+    _, result = taso_mirage.optimize(original, effort="quick", measure=False, return_result=True)
+    assert sum(each.op in ("gemm", "matmul") for each in result.model.nodes()) == 1
+    assert followed(certified(from_memory(original), result, tmp_path)).places > 0
