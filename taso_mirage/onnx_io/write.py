@@ -316,7 +316,10 @@ class _Writer:
         old, count = call.node, len(call.node.inputs)
         names = [n if o else "" for n, o in zip(self._output_names(node), call.outputs, strict=True)]
         outputs = [ir.Value(name=n, type=o.type, shape=o.shape) for n, o in zip(names, old.outputs, strict=True)]
-        for value in outputs:
+        types = node.type if isinstance(node.type, tuple) else (node.type,)
+        for value, type in zip(outputs, types, strict=False):
+            if value.name and value.shape is None and _has_free_dims(type):  # or a reader gives these other names
+                declare(value, type, self.dims)
             self._describe(value)
         inputs = [self._value(a) for a in node.args[:count]]
         captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))
@@ -428,3 +431,7 @@ def _spread(types: Sequence[Tensor], blank: Sequence[int]) -> list[Tensor]:
     for i in blank:
         spread.insert(i, Tensor("absent", ()))
     return spread
+
+
+def _has_free_dims(type: Any) -> bool:
+    return isinstance(type, Tensor) and any(isinstance(d, Symbolic) for d in type.shape or ())
