@@ -10,7 +10,7 @@ EXAMPLES = 2
 
 
 def public(found: dict[str, Any]) -> list[str]:
-    """The number of models by finding, for each corpus and tool; nothing where none was judged so."""
+    """The number of models by finding, for each corpus and tool; blank where none was judged so."""
     rows = [row for corpus in found["corpora"] for row in corpus["rows"]]
     shown = [kind for kind in KINDS if any(kind in row for row in rows)]
     lines = [f"| models | tool | {' | '.join(shown)} |", f"|---|---|{'---:|' * len(shown)}"]

@@ -32,7 +32,7 @@ def file_names(terms: Mapping[str, Node], inputs: Sequence[ir.Value]) -> DimName
     return found
 
 
-def own_names(names: Mapping[Node, str], values: Mapping[str, ir.Value]) -> DimNames:
+def inner_names(names: Mapping[Node, str], values: Mapping[str, ir.Value]) -> DimNames:
     """The names in a file of sizes that no input has, where they are no symbols: "u0 + 128", for
     example. `names` are those of the values of terms."""
     found: dict[str, str | None] = {}
@@ -63,6 +63,14 @@ def declare(value: ir.Value, type: Tensor, names: DimNames = NOT_RENAMED) -> Non
     value.type = ir.TensorType(dtype)
     if type.shape is not None:
         value.shape = ir.Shape([_written(d, names) for d in type.shape])
+
+
+def declare_unknown(value: ir.Value, type: Tensor, names: DimNames) -> None:
+    """Set the type of a value that has sizes without a name, or no shape: a reader would name them
+    otherwise than the declared values behind it."""
+    free = any(not isinstance(dim, int) for dim in type.shape or ())
+    if free and (value.shape is None or value.shape.has_unknown_dim()):
+        declare(value, type, names)
 
 
 def _written(dim: Dim, names: DimNames) -> int | str | None:

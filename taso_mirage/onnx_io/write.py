@@ -14,7 +14,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
-from taso_mirage.onnx_io.declarations import declare, file_names, own_names
+from taso_mirage.onnx_io.declarations import declare, declare_unknown, file_names, inner_names
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
@@ -74,7 +74,7 @@ class _Writer:
         self.pinned: dict[Node, str] = {}
         self.old = values_by_name(self.header.graph)
         terms = {n.attr("name"): n for n in model.graph.inputs}
-        self.dims = {**own_names(model.names, self.old), **file_names(terms, self.header.graph.inputs)}
+        self.dims = {**inner_names(model.names, self.old), **file_names(terms, self.header.graph.inputs)}
 
     def write(self) -> ir.Model:
         self._reserve_names()
@@ -319,9 +319,8 @@ class _Writer:
         outputs = [ir.Value(name=n, type=o.type, shape=o.shape) for n, o in zip(names, old.outputs, strict=True)]
         types = node.type if isinstance(node.type, tuple) else (node.type,)
         for value, type in zip(outputs, types, strict=False):
-            unknown = value.shape is None or value.shape.has_unknown_dim()
-            if value.name and unknown and _has_free_dims(type):  # or a reader gives these other names
-                declare(value, type, self.dims)
+            if value.name and isinstance(type, Tensor):
+                declare_unknown(value, type, self.dims)
             self._describe(value)
         inputs = [self._value(a) for a in node.args[:count]]
         captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))
@@ -433,7 +432,3 @@ def _spread(types: Sequence[Tensor], blank: Sequence[int]) -> list[Tensor]:
     for i in blank:
         spread.insert(i, Tensor("absent", ()))
     return spread
-
-
-def _has_free_dims(type: Any) -> bool:
-    return isinstance(type, Tensor) and any(isinstance(d, Symbolic) for d in type.shape or ())

@@ -27,7 +27,7 @@ SHAPES = ([2, 3, 4], [1, 4], [4], [1, 2, 6, 6], [2, 4, 4, 4], [2, 6], [3, 4, 6],
 LARGER = ([1, 16, 14, 14], [2, 8, 64], [64, 32], [1, 12, 16, 16], [1, 32, 8, 8], [4, 128])
 DOMAINS = {MICROSOFT: 1, MACHINE_LEARNING: 3, bodies.LOCAL: 1}
 TEXTS = 6000
-"""The first seed of which models may have texts as inputs; tables have results of seeds before it."""
+"""The first seed whose models may have texts as inputs; tables have results of those before."""
 OF_TEXTS = ("StringConcat", "RegexFullMatch", "ai.onnx.ml.LabelEncoder", "SequenceLength")
 """Steps that follow on such an input."""
 TAUGHT = frozenset({"If", "Loop", "Scan", "function"})
