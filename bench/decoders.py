@@ -59,7 +59,7 @@ class Room(nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.layer = module, row_writer()
 
     def forward(self, input_ids: torch.Tensor, position: torch.Tensor, **past: torch.Tensor) -> Any:
         cache, logits = self.step(input_ids, position, past, torch.Tensor.index_copy)
@@ -69,27 +69,32 @@ class Room(nn.Module):
         self, input_ids: torch.Tensor, position: torch.Tensor, past: Mapping[str, torch.Tensor], write: Write
     ) -> tuple[Any, torch.Tensor]:
         """The caches after the token, and its logits."""
+        from transformers.cache_utils import Cache
+
         given = [*past.values()]
-        cache = written(list(zip(given[::2], given[1::2], strict=True)), position, write)
-        found = self.module(input_ids=input_ids, position_ids=position[None], past_key_values=cache, use_cache=True)
-        return cache, found.logits
+        pairs = zip(given[::2], given[1::2], strict=True)
+        layers = Cache(layers=[self.layer(*pair, position, write) for pair in pairs])
+        found = self.module(input_ids=input_ids, position_ids=position[None], past_key_values=layers, use_cache=True)
+        return layers, found.logits
 
 
-def written(pairs: list[tuple[torch.Tensor, torch.Tensor]], position: torch.Tensor, write: Write) -> Any:
-    """A cache of transformers over these keys and values, whose row at `position` is written."""
-    from transformers.cache_utils import Cache, StaticLayer
+def row_writer() -> Any:
+    """A class of a cache's layers whose row at a position is written. It is made outside of the step,
+    because a definition of a class ends the graph that dynamo traces."""
+    from transformers.cache_utils import StaticLayer
 
     class Layer(StaticLayer):
-        def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        def __init__(self, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor, write: Write) -> None:
             super().__init__(keys.shape[2])
             self.keys, self.values, self.cumulative_length, self.is_initialized = keys, values, position, True
+            self.position, self.write = position, write
 
         def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-            self.keys = write(self.keys, 2, position, key_states)
-            self.values = write(self.values, 2, position, value_states)
+            self.keys = self.write(self.keys, 2, self.position, key_states)
+            self.values = self.write(self.values, 2, self.position, value_states)
             return self.keys, self.values
 
-    return Cache(layers=[Layer(*pair) for pair in pairs])
+    return Layer
 
 
 def room(kind: str, length: int = 2048, batch: int = 1, **options: Any) -> Built:
