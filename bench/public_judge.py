@@ -1,11 +1,11 @@
 """The judge of `public.py`: an optimized model beside its original, whoever optimized it.
 
 A result is judged in this order, and the first finding counts: the runtime does not load it, its
-interface differs, its outputs differ, its certificate is refused, it is much larger. Outputs are compared with the original's
-float64 reference by the criterion of docs/design/check.md, on several inputs. Only originals that
-ONNX Runtime loads and that have such a reference are judged. Results run at the level of the
-runtime's own optimizations at which the original is right, so that no tool answers for the runtime.
-Of a tool that runs models and writes none, only the outputs are judged.
+interface differs, its outputs differ, its certificate is refused, it is much larger. Outputs are
+compared with the original's float64 reference by the criterion of docs/design/check.md, on several
+inputs. Only originals that ONNX Runtime loads and that have such a reference are judged. Results
+run at the level of the runtime's own optimizations at which the original is right, so that no tool
+answers for the runtime. Of a tool that runs models and writes none, only the outputs are judged.
 """
 
 from __future__ import annotations
