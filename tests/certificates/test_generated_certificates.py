@@ -32,6 +32,17 @@ g (float[3,4] x, bool[3] kept, bool c) => (float[N,4] y) {
 }"""
 
 
+NUMBERS = ", ".join(map(str, range(24)))
+FOLDED = f"""<ir_version: 9, opset_import: ["": 17]>
+g (float[24,24] x, bool[24,24] kept, float[24,24] table) => (float[24,24] y)
+<int64[24,1] rows = {{{NUMBERS}}}, int64[24] columns = {{{NUMBERS}}}, int64[2] all = {{24, 24}}, int64[1] last = {{-1}},
+ float low = {{-9.0}}> {{
+  a = Expand(rows, all) b = Unsqueeze(a, last) c = Expand(columns, all) d = Unsqueeze(c, last) n = Neg(x) m = Neg(n)
+  places = Concat<axis = -1>(b, d) masked = Where(kept, m, low) z = ScatterND(table, places, masked) y = Softmax(z)
+}}"""
+"""Too many indices for the reader to compute them from these."""
+
+
 def verified(original: onnx.ModelProto, folder: Path) -> Result:
     _, result = taso_mirage.optimize(original, effort="quick", measure=False, return_result=True)
     assert result.changed
@@ -54,3 +65,8 @@ def test_sizes_that_no_input_has_are_captured(name: str, tmp_path: Path) -> None
         dim = None if name == "?" else name
         original.graph.value_info.append(onnx.helper.make_tensor_value_info("some", onnx.TensorProto.FLOAT, [dim, 4]))
     verified(original, tmp_path)
+
+
+def test_a_reader_knows_indices_that_were_computed_in_advance(tmp_path: Path) -> None:
+    """All elements are updated; a mask of an exporter has such indices."""
+    verified(onnx.parser.parse_model(FOLDED), tmp_path)
