@@ -9,7 +9,8 @@ After a prompt of `--past` random tokens, each runtime generates so many tokens:
 device and are written in place, logits go to the host, and the largest one is the next token. Then
 each runtime gets the tokens that the module in single precision generates, and its logits are
 compared with those: the mean Kullback-Leibler divergence, the mean negative log-likelihood of these
-tokens, and the number of tokens that are the same. Writes bench/results/decode-DEVICE.json.
+tokens, and the number of tokens that are the same. On a GPU it also lists the kernels of a step of
+each ONNX model (`step_timeline.py`). Writes bench/results/decode-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import end_to_end_common as common
 import minute
+import step_timeline
 from end_to_end_common import ALONE, ROOT
 from rows import Rows
 
@@ -70,10 +72,14 @@ class Bound:
         self.given["input_ids"].update_inplace(np.array([[token]]))
         self.given["position"].update_inplace(np.array([position]))
         self.binding.synchronize_inputs()
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
+        self.run()
         found: np.ndarray[Any, Any] = self.logits.numpy().reshape(-1)
         return found
+
+    def run(self) -> None:
+        """The step again, with the inputs and caches that are there."""
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
 
 
 class Module:
@@ -158,7 +164,7 @@ def generated(name: str, options: argparse.Namespace) -> None:
     import minute_models
     import torch
 
-    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}}
+    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}, "timeline": {}}
     module, inputs = minute_models.FORMS[name](options.device, options.small)
     past = min(options.past, inputs["past_key_0"].shape[2] - options.tokens - 1)
     empty = {k: v for k, v in inputs.items() if k.startswith("past")}
@@ -178,6 +184,8 @@ def generated(name: str, options: argparse.Namespace) -> None:
             step = opened()
             found["quality"][key] = quality(logits_of(step, tokens, past), wanted)
             found["us"][key] = round(1e6 * min(generate(step, tokens[0], past, options.tokens)[1] for _ in "123"), 1)
+            if options.device == "cuda" and isinstance(step, Bound):
+                found["timeline"][key] = step_timeline.timeline(step.run)
         except Exception as error:  # a peer that fails has no figure
             found["absent"][key] = f"{type(error).__name__}: {native.first_line(error)}"
         step = None  # two runtimes at once need the memory of both

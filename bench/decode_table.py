@@ -1,7 +1,8 @@
-"""The table of `decode.py`."""
+"""The tables of `decode.py`."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -23,3 +24,26 @@ def decode(found: dict[str, Any]) -> list[str]:
     floors = ", ".join(f"{row['case']} {row['bytes'] / 1e9:.2f} GB in {row['floor_us']:.0f} us" for row in rows)
     where = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return [*lines, "", f"Weights and caches that a step reads: {floors}. {found['device']}; {where}."]
+
+
+SHOWN = 8
+"""The kinds of kernels of a step that a table lists."""
+
+
+def steps(found: dict[str, Any]) -> list[str]:
+    """For each model and runtime the kernels that take most of a step, and the whole step."""
+    lines = ["| model | runtime | kernel | blocks | launches | us |", "|---|---|---|---|---:|---:|"]
+    for row in found["rows"]:
+        for name, told in row.get("timeline", {}).items():
+            first, rest = told["kernels"][:SHOWN], told["kernels"][SHOWN:]
+            for each in first:
+                kernel = re.sub(r"^void |[<(].*$", "", each["name"]).rsplit("::", 1)[-1]
+                lines.append(
+                    f"| {row['case']} | {name} | {kernel} | {each['grid']} | {each['count']} | {each['us']:.0f} |"
+                )
+            others = sum(each["us"] for each in rest)
+            lines.append(
+                f"| {row['case']} | {name} | {len(rest)} others | | {sum(each['count'] for each in rest)} | {others:.0f} |"
+            )
+            lines.append(f"| {row['case']} | {name} | all | | {told['launches']} | {told['us']:.0f} |")
+    return lines

@@ -121,6 +121,28 @@ def swiglu(rows: int, width: int, hidden: int) -> Build:
     return build
 
 
+def step_mlp(rows: int, width: int, hidden: int) -> Build:
+    """x + (silu(n(x) W1) * (n(x) W2)) W3, n the root mean square norm."""
+
+    def build(g: KernelGraph) -> Node:
+        x, a, b, c = _inputs(g, (rows, width), (width, hidden), (width, hidden), (hidden, width))
+        y = g.rms_norm(x, epsilon=1e-6)
+        return g.add(g.matmul(g.mul(g.silu(g.matmul(y, a)), g.matmul(y, b)), c), x)
+
+    return build
+
+
+def step_product(rows: int, width: int, columns: int, what: str) -> Build:
+    """x W with a sum behind it, a norm before it, or alone."""
+
+    def build(g: KernelGraph) -> Node:
+        x, w = _inputs(g, (rows, width), (width, columns))
+        y = g.matmul(g.rms_norm(x, epsilon=1e-6) if what == "norm" else x, w)
+        return g.add(y, *_inputs(g, (rows, columns))) if what == "sum" else y
+
+    return build
+
+
 def experts(count: int, rows: int, width: int, hidden: int) -> Build:
     """The gate of each expert's MLP."""
 
@@ -218,6 +240,18 @@ GOALS: Mapping[str, Callable[[], Graph]] = {
     "product relu 197": lambda: _goal(normal_product(197, 768, 3072, "relu", norm="none")),
     "product 1": lambda: _goal(normal_product(1, 4096, 11008, norm="none")),
     "swiglu 1": lambda: _goal(swiglu(1, 2048, 8192)),
+    "step mlp": lambda: _goal(step_mlp(1, 2048, 8192)),
+    "step mlp 896": lambda: _goal(step_mlp(1, 896, 4864)),
+    "step mlp 8x2048": lambda: _goal(step_mlp(8, 2048, 8192)),
+    "step down": lambda: _goal(step_product(1, 8192, 2048, "sum")),
+    "step output": lambda: _goal(step_product(1, 2048, 2048, "sum")),
+    "step output 8x4096": lambda: _goal(step_product(8, 4096, 4096, "sum")),
+    "step queries": lambda: _goal(step_product(1, 2048, 2048, "norm")),
+    "step keys": lambda: _goal(step_product(1, 2048, 512, "norm")),
+    "step keys 896": lambda: _goal(step_product(1, 896, 128, "alone")),
+    "step head": lambda: _goal(step_product(1, 2048, 32000, "alone")),
+    "step attention": lambda: _goal(attention(1, 8, 4, 2048, 64, (1, 1, 1, 2048))),
+    "step attention 512": lambda: _goal(attention(1, 2, 7, 512, 64, (1, 1, 1, 512))),
     "swiglu 64": lambda: _goal(swiglu(64, 1024, 2816)),
     "experts": lambda: _goal(experts(8, 16, 1024, 2816)),
     "router": lambda: _goal(router(256, 2048, 64)),

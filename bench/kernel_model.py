@@ -8,8 +8,8 @@ Without a GPU, from the measured programs of bench/results/kernel_trials-DEVICE.
 the rank correlation of predicted with measured times, how many times as long as the best of all the
 best of the first eight takes, and the first one. Coefficients are fitted on goals of other kinds
 (FOLDS groups of kinds, each left out once), or are those that are shipped (`--shipped`). `--fit`
-writes those anew, from all goals. `--gather` makes the file with the measurements that
-`kernel_trials.py` planned and took; several plans follow each other.
+writes those anew, from all goals. `--gather` adds the measurements that
+`kernel_trials.py` planned and took to the file; several plans follow each other.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def show(found: Sequence[Ranking], goals: bool) -> None:
 
 
 def gather(paths: Sequence[Path]) -> None:
-    """Write the file from pairs of a plan and its measurements."""
+    """Write the file from pairs of a plan and its measurements; trials of other goals stay."""
     rows, device = list[Any](), "H200"
     for plan, measured in zip(paths[::2], paths[1::2], strict=True):
         with gzip.open(plan, "rt") as file:
@@ -213,9 +213,12 @@ def gather(paths: Sequence[Path]) -> None:
             trial = planned[found["id"]]
             if found.get("us") and "work" in trial and not trial.get("roles"):
                 rows.append(_row(trial, found))
+    path = RESULTS / f"kernel_trials-{device}.json"
+    new = {goal for goal, *_ in rows}
+    rows = [row for row in json.loads(path.read_text())["trials"] if row[0] not in new] + rows
     result = {"bench": "kernel_trials", "device": device, "unit": "us", "date": str(date.today())}
     result |= {"fields": ["warps", "stages", *(x.name for x in fields(KernelWork))], "trials": rows}
-    (RESULTS / f"kernel_trials-{device}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    path.write_text(json.dumps(result, separators=(",", ":")) + "\n")
     print(f"{len(rows)} trials")
 
 

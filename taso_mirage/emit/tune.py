@@ -95,6 +95,7 @@ def tuned_program(
     late: Callable[[], bool] = lambda: False,
     sizes: Mapping[str, int] = MappingProxyType({}),
     prepare: Prepare | None = None,
+    first: bool = False,
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
     measured where there is a GPU, else by the model. A program that does not compile or fit, or
@@ -103,16 +104,22 @@ def tuned_program(
     All are measured with the generator's first schedule; the best FINALISTS are tuned together, one
     launch after the other, until it is `late`. Without a `compiler` this process compiles, one
     program after the other. `sizes` are those that a run gives; `prepare` changes the random inputs
-    of a goal that does not take any.
+    of a goal that does not take any. With `first` all programs are measured, and no other schedules.
     """
+    late = (lambda: False) if first else late
     try:
         target = gpu_and_versions()
     except RuntimeUnavailable:
-        return _tuned(programs, lambda each: [ranked([p], device, sizes)[0][0] for p in each], device, False, late)
+        cost = partial(_by_model, device=device, sizes=sizes)
+        return _tuned(programs, cost, device, False, (lambda: True) if first else late)
     with TemporaryDirectory() as folder:
         bench = _Bench(target, Path(folder), cache, compiler, check, sizes, late, prepare)
         overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
-        return _tuned(overlapping, bench.seconds, device, True, late)
+        return _tuned(overlapping, bench.seconds, device, True, (lambda: True) if first else late)
+
+
+def _by_model(programs: Sequence[TritonProgram], device: Device, sizes: Mapping[str, int]) -> list[float]:
+    return [ranked([each], device, sizes)[0][0] for each in programs]
 
 
 def _tuned(
@@ -184,9 +191,13 @@ def _rescheduled(
 
 
 def overlapped(program: TritonProgram) -> TritonProgram:
-    """The program whose launches begin while the preceding one ends."""
+    """The program whose launches begin while the preceding one ends. One of clusters, or with a loop
+    and more blocks than processors, lets the next one start late: it leaves room on few processors,
+    on which the next one's blocks would gather."""
     for i, launch in enumerate(program.launches):
-        program = scheduled(program, i, replace(launch.schedule, overlap=True))
+        many = launch.loop != 1 and launch.blocks > H100.processors
+        late = (many or launch.cluster != 1) and not launch.schedule.specialized
+        program = scheduled(program, i, replace(launch.schedule, overlap=True, late=late))
     return program
 
 

@@ -65,8 +65,8 @@ BESIDE = 4
 """The number of other programs, the fastest by the model, that are tuned together with one with
 stationary weights. On an H100 that one was the fastest in most rows, and each other program takes a
 compiler a second."""
-FIRST = 2
-"""The number of muGraphs among which a predicted kernel is chosen."""
+FIRST = 4
+"""The number of muGraphs among which a predicted kernel is chosen, by measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,14 @@ class CudaLowering:
     def predicted(
         self, goal: Graph, found: Sequence[FoundMuGraph], measured: Sequence[MeasuredSizes] = ()
     ) -> Callable[[], Record]:
-        """The program of the muGraph that is the fastest by the model, and the simplest one of the
-        next muGraphs, with the schedules that the generator guesses. All compilers work at once;
-        the faster program whose results are right in float64 is chosen at the first of the measured
-        sizes."""
+        """The programs of the muGraphs that are the fastest by the model, with the schedules that
+        the generator guesses. All compilers work at once; the fastest program whose results are
+        right in float64 is chosen at the first of the measured sizes."""
         graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
         known = _programs(graphs[:FIRST], self.device)
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
         programs = [self._rounding(program) for _, program in known.values()]
-        programs = list(dict.fromkeys((programs[0], min(programs, key=tune.newness))))
         sizes = measured[0] if measured else {}
         overlaps = self.capability >= OVERLAPPING
         scheduled = [tune.overlapped(each) if overlaps else each for each in programs]
@@ -116,7 +114,7 @@ class CudaLowering:
         def chosen() -> Record:
             at = _at_sizes(goal, FreeSizes.of(graphs[0]), sizes, _named(found)) if measured else goal
             check = Float64Oracle(at, self.device.rounds)
-            return _record(known, self._tuned(programs, check, 0.0, sizes, lambda job: begun[job["source"]]))
+            return _record(known, self._tuned(programs, check, None, sizes, lambda job: begun[job["source"]]))
 
         return chosen
 
@@ -171,18 +169,21 @@ class CudaLowering:
         self,
         programs: Sequence[TritonProgram],
         check: Float64Oracle,
-        end: float,
+        end: float | None,
         sizes: MeasuredSizes | None = None,
         compiler: compile_jobs.Compiler | None = None,
     ) -> TritonProgram:
+        """The fastest program, with its best schedules until `end`; without one, with the first
+        ones."""
         return tune.tuned_program(
             programs,
             device=self.device,
             compiler=compiler or self.compiler,
             check=check,
-            late=lambda: time.monotonic() > end,
+            late=lambda: end is not None and time.monotonic() > end,
             sizes=sizes or {},
             prepare=check.prepare,
+            first=end is None,
         ).program
 
     def _seconds(self, program: TritonProgram, check: Float64Oracle, sizes: MeasuredSizes) -> float:

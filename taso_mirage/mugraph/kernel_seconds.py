@@ -55,7 +55,8 @@ class Coefficients:
     tensor cores'. `tail`: the idle share of a last wave; `cluster`: of all, for each further block
     of one. A thread has registers for `room` values: the words that it loads count `word` times,
     lanes of the largest tile `lane` times, beside products `product_lane` times; `spilled`: for
-    each doubling above that. `norm` and `norm_once`: the p, with a loop and without.
+    each doubling above that. `norm` and `norm_once`: the p, with a loop and without. `alone`: of all,
+    for a loop that has no loads in flight while it computes.
     """
 
     bandwidth: float
@@ -88,6 +89,7 @@ class Coefficients:
     spilled: float
     norm: float
     norm_once: float
+    alone: float
 
 
 @cache
@@ -142,6 +144,7 @@ def seconds_of_work(
     found = (memory**p + cache**p + computing**p + waiting**p) ** (1 / p)
     over = np.maximum(np.log2(np.maximum(values, 1) / known.room), 0)
     found = found * np.exp(np.minimum(known.spilled * over, LONGEST)) * (1 + known.cluster * (work.cluster - 1))
+    found = found * np.where((stages < 2) & ~once, 1 + known.alone, 1)
     met = (work.meetings * known.meeting + work.exchanged / PIECE * known.exchange) * 1e-6 * waves
     launch = np.where(work.later > 0, known.later, known.launch) * 1e-6
     return np.asarray(found + np.where(work.cluster > 1, met, 0) + launch)

@@ -147,6 +147,7 @@ class _Growing:
         self.rank = dict(self.position)
         self.ranked: list[Node | None] = list(self.order)
         self.labels: dict[Graph, Labelled | None] = {}
+        self.computing: dict[Node, bool] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
         self.moving: set[Node] = set()
@@ -256,6 +257,11 @@ class _Growing:
         found = self._labelled(graph)
         return 0 if found is None else len({each.sketch for each in found.known} - {*found.views.values()})
 
+    def _computes_by_itself(self, node: Node) -> bool:
+        if node not in self.computing:
+            self.computing[node] = self._computes(self.fragment(list(self._whole(node)))) > 0
+        return self.computing[node]
+
     def _repeating(self, graph: Graph) -> Labelled | None:
         """The labels of one that only repeats elements, which its result has where something else
         depends on all of them."""
@@ -285,11 +291,14 @@ class _Growing:
 
     def _largest(self, seed: Node) -> list[Node]:
         """The largest region around a term that has a form for every size. Beside a cache, rotary
-        embeddings are the work of kernels before: the search takes many times as long with
-        both."""
-        if self.caches and self.kinds[seed] is RegionKind.PRODUCT:
+        embeddings are the work of kernels before: the search takes many times as long with both. On
+        a GPU they are in no region of a product: a kernel of both would load parts of operands
+        several times, of a weight's rows narrow ones."""
+        product = self.kinds[seed] in (RegionKind.LINEAR, RegionKind.PRODUCT)
+        if product and (self.lanes > 1 or (self.caches and self.kinds[seed] is RegionKind.PRODUCT)):
             members = self._grown(seed, self.turned)
-            if not self.caches.isdisjoint(members) and self._is_free(members):
+            apart = self.lanes > 1 or not self.caches.isdisjoint(members)
+            if apart and self._is_free(members) and self._worth(members):
                 return members
         members = self._grown(seed)
         return members if self._is_free(members) else self._grown(seed, {n for n in self.kinds if moves_free_axis(n)})
@@ -302,12 +311,23 @@ class _Growing:
         while growing:
             growing = False
             for each in self._around(members):
-                whole = {*self._whole(each), *self._converted(each)}
-                wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
-                if self._accepted(wider) and not any(n in without for n in wider):
+                if (wider := self._wider(members, each, without)) is not None:
                     members, growing = wider, True
                     break
         return self._trimmed(members)
+
+    def _wider(self, members: list[Node], each: Node, without: Collection[Node]) -> list[Node] | None:
+        """A region with one term more, `without` some; with its operands too where it is an operand
+        that computes nothing, which is no lane alone. None if there is no such region."""
+        steps = [{*self._whole(each), *self._converted(each)}]
+        if self.lanes > 1 and not self._computes_by_itself(each) and any(each in n.args for n in members):
+            below = [a for a in each.args if a in self.kinds and a not in self.region]
+            steps += [steps[0].union(*map(self._whole, below))] if below else []
+        for whole in steps:
+            wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
+            if self._accepted(wider) and not any(n in without for n in wider):
+                return wider
+        return None
 
     def _converted(self, node: Node) -> list[Node]:
         """The integers that a term converts: no kernel loads these, so a region has both."""

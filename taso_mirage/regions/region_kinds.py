@@ -14,6 +14,7 @@ from taso_mirage.mugraph.roles import defined, inlined
 from taso_mirage.mugraph.stored_goal import is_append
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.stores import is_scatter
 from taso_mirage.operators.work import size, sized
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.rewriting.derived_traits import multiplies
@@ -91,11 +92,11 @@ def caches(kinds: Mapping[Node, RegionKind], users: Mapping[Node, Sequence[Node]
 
 def turned(kinds: Mapping[Node, RegionKind], caches: Collection[Node]) -> set[Node]:
     """Terms that put other parts together, in the model's order, and the chains above them: rotary
-    embeddings."""
+    embeddings, up to where they are written over other data."""
     found = set[Node]()
     for node, kind in kinds.items():
         joins = traits(node).lowering is Lowering.CONCAT
-        above = kind is RegionKind.CHAIN and not found.isdisjoint(node.args)
+        above = kind is RegionKind.CHAIN and not found.isdisjoint(node.args) and not is_scatter(node)
         found |= {node} if (joins or above) and node not in caches else set()
     return found
 

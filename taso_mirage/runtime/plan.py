@@ -178,7 +178,8 @@ def _launch(launch: TritonLaunch, places: Mapping[str, str], free: Sequence[str]
     x, y, z = launch.launched
     grid = "*".join([*free, str(x).replace(" ", "")])
     kernel = f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"
-    return kernel if launch.cluster == 1 else f"{kernel}\ncluster {launch.cluster}"
+    more = [f"cluster {launch.cluster}"] if launch.cluster != 1 else []
+    return "\n".join([kernel, *more, *(["copies"] if launch.copies else [])])
 
 
 def _map(map: TensorMap) -> str:

@@ -40,3 +40,15 @@ def test_logits_are_worth_less_the_further_they_are_off(decode: ModuleType) -> N
     turned = decode.quality(-wanted, wanted)
     assert turned["likelihood"] > same["likelihood"]
     assert turned["same"] == 0
+
+
+def test_the_kernels_of_a_step_sum_to_the_step_also_where_they_overlap() -> None:
+    """The second one starts early, and the third one ends within the second."""
+    timeline = script("step_timeline")
+    parts = [("a", 0.0, 4.0), ("b", 1.0, 9.0), ("c", 5.0, 2.0), ("a", 12.0, 3.0)]
+    events = [{"name": n, "ts": ts, "dur": dur, "args": {"grid": [8, 2, 1]}} for n, ts, dur in parts]
+    found = timeline.of(events)
+    assert (found["launches"], found["us"]) == (4, 15.0)
+    assert [(k["name"], k["count"], k["us"]) for k in found["kernels"]] == [("a", 2, 9.0), ("b", 1, 6.0), ("c", 1, 0.0)]
+    assert {k["grid"] for k in found["kernels"]} == {"8x2x1"}
+    assert timeline.of([])["launches"] == 0

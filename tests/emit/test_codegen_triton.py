@@ -313,6 +313,28 @@ def test_without_a_gpu_the_model_ranks_and_says_so(monkeypatch: pytest.MonkeyPat
     assert not found.measured
     read = 2 * 4096 * 4096 * 2  # bytes of both weights
     assert read / tune.H100.bandwidth < found.seconds <= tune.ranked([whole])[0][0]
+    assert {each.program for each in tune.tuned_program([few, whole], first=True).trials} == {few, whole}
+    assert len(found.trials) > 2
+
+
+def test_first_programs_are_all_measured_and_no_other_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simplest one, which is measured however late it is, is compiled before the others."""
+    programs = [codegen.program(mugraphs.gated_mlp(8, 64, 64, columns, 16)[0]) for columns in (1, 2, 4)]
+    seen: list[TritonProgram] = []
+
+    def measured(self: tune._Bench, program: TritonProgram) -> float:
+        seen.append(program)
+        self.best = 1.0
+        return float(len(seen))
+
+    monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a stand-in")
+    monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
+    monkeypatch.setattr(tune._Bench, "_measured", measured)
+    assert tune.tuned_program(programs, first=True).program == programs[0]
+    assert seen == programs
+    seen.clear()
+    tune.tuned_program(programs, late=lambda: True)
+    assert seen == programs[:1]
 
 
 def test_another_schedule_changes_the_options_alone() -> None:
@@ -330,6 +352,17 @@ def test_overlapping_launches_wait_on_hopper_alone() -> None:
             assert each.overlap == overlap
             assert (each.cubin != before.cubin) == overlap
             assert b"generated.py" not in each.cubin  # a path would make every build another one
+
+
+def test_a_kernel_that_fills_all_processors_lets_the_next_one_start_at_its_end() -> None:
+    """Else the next one's blocks gather where there is room first: of clusters, or with a loop and
+    more blocks than processors."""
+    for columns, late in ((128 * 16, False), (264 * 16, True)):
+        program = codegen.program(mugraphs.gated_mlp(8, 64, columns, columns // 16, 16)[0])
+        assert (program.launches[0].loop != 1, program.launches[0].blocks) == (True, columns // 16)
+        assert tune.overlapped(program).launches[0].schedule.late == late
+    clusters = codegen.program(mugraphs.attention_cluster(splits=4, keys=24)[0])
+    assert [x.schedule.late for x in tune.overlapped(clusters).launches] == [True]
 
 
 def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None:

@@ -159,7 +159,7 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) { printf("wait of %p 
 HARNESS = r"""
 // Without arguments: reads and checks plans and images, each after its size. With a folder and sizes: loads the kernels of the plan
 // there and launches them for these sizes of input 0: once, or where each letter of LAUNCHES says, at addresses of its own; tensors of a
-// kind lie APART bytes behind each other.
+// kind lie APART bytes behind each other. With IN_PLACE the results have the addresses of the inputs.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -214,8 +214,9 @@ void launch(const std::string& folder, const std::vector<int64_t>& dims) {
   for (const char letter : std::string(getenv("LAUNCHES") == nullptr ? "a" : getenv("LAUNCHES"))) {
     const void* places[3][16];
     const size_t from = 0x1000 * static_cast<size_t>((letter - 'a') & 0xff);
+    const size_t starts[] = {0x100, getenv("IN_PLACE") == nullptr ? 0x200u : 0x100u, 0x300};
     for (size_t role = 0; role < 3; ++role)
-      for (size_t i = 0; i < 16; ++i) places[role][i] = reinterpret_cast<void*>(from + 0x100 * (role + 1) + i * apart);
+      for (size_t i = 0; i < 16; ++i) places[role][i] = reinterpret_cast<void*>(from + starts[role] + i * apart);
     const void* const* tensors[] = {places[0], places[1], places[2]};
     loaded->launch(found, tensors, sizes, reinterpret_cast<void*>(0x55));
   }

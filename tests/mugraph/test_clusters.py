@@ -32,7 +32,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Failure
 
-TESTED = 32
+TESTED = 40
 """The number of different kernels of a goal that are verified."""
 CLUSTERS, ALONE = replace(H100, cluster=8), replace(H100, cluster=1)
 

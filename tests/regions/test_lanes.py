@@ -49,9 +49,7 @@ def model(*outputs: Node) -> Model:
     leaves = Graph((), outputs)
     rng = np.random.default_rng(0)
     arrays = {
-        n.attr("name"): StoredWeight((rng.normal(size=n.shape) / 4).astype(np.float32))
-        for n in leaves
-        if n.op == "weight"
+        n.attr("name"): StoredWeight((rng.normal(size=n.shape) / 4).astype(n.dtype)) for n in leaves if n.op == "weight"
     }
     graph = Graph(tuple(n for n in leaves if n.op == "input"), outputs)
     return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, OPSETS, arrays)))))
@@ -100,6 +98,31 @@ def test_no_two_lanes_compute_the_same_product() -> None:
     second = term("sigmoid", term("matmul", first, w("w1", 24, 16)))
     for goal in fragments(model(first, second), {}, 4):
         assert operators(goal).count("matmul") == 1
+
+
+def test_a_norm_that_is_converted_is_in_the_region_of_its_products() -> None:
+    """As exporters write it in half precision: the norm is in single precision, and what converts it
+    computes nothing, so it is no lane alone."""
+    wide = term("cast", variable("x", Tensor("float16", (1, ROWS, WIDTH))), to="float32")
+    mean = term("reduce_mean", term("mul", wide, wide), axes=(2,), keepdims=1)
+    normed = term("cast", term("div", wide, term("sqrt", mean)), to="float16")
+    shapes = (("wq", 24), ("wk", 16), ("wv", 16))
+    linear = [term("matmul", normed, weight(name, Tensor("float16", (WIDTH, n)))) for name, n in shapes]
+    goal = only(model(*linear), 4)
+    assert operators(goal).count("matmul") == 3
+    assert "reduce_mean" in operators(goal)
+    assert len(fused_goals(goal)) == 3
+
+
+def test_a_rotary_embedding_is_a_region_behind_its_product_on_a_gpu() -> None:
+    heads = term("reshape", term("matmul", x("x", ROWS, WIDTH), w("wq", WIDTH, 32)), shape=(ROWS, 2, 16))
+    low, high = (term("slice", heads, starts=(a,), ends=(a + 8,), axes=(2,), steps=(1,)) for a in (0, 8))
+    turned = term("concat", term("neg", high), low, axis=2)
+    whole = term("add", term("mul", heads, x("cos", ROWS, 1, 16)), term("mul", turned, x("sin", ROWS, 1, 16)))
+    found = [operators(goal) for goal in fragments(model(whole), {}, 4)]
+    assert len(found) == 2
+    assert [op for each in found for op in each if op in ("matmul", "concat")] == ["matmul", "concat"]
+    assert not [each for each in found if {"matmul", "concat"} <= {*each}]
 
 
 def test_a_chain_that_others_read_is_no_lane() -> None:

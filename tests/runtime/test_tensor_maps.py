@@ -174,8 +174,8 @@ def test_maps_clusters_and_early_starts_go_together(driver: Path, tmp_path: Path
     kernel = PlannedNode("cuda", "kernel", (), (), sealed(lines), "", (made.content,))
     env = {"PARAMETERS": "128,4,4,8,8,8", "ARGUMENTS": 6, "kernel_0": 6}
     found = launched(driver, tmp_path, kernel, sizes=(8, 64), **env)
-    assert found[1] == "set 8 60000"
-    assert found[3:5] == [
+    assert found[1:3] == ["set 8 60000", "set 9 100"]
+    assert found[4:6] == [
         "attribute 4 of 2 1 1",
         "launch kernel_0 4 1 1 threads 128 shared 60000 stream 0x55 overlap 1: map 0 n=8 n=64 40 1 200",
     ]

@@ -171,7 +171,21 @@ class TritonBlock(LaunchedFunction):
             *(term.name, term.grid, term.loop, names, schedule or guess),
             *(self._traffic(), term.sizes.given, term.cluster, self.tiles.rows),
             precisions=PRECISIONS if self.tiles.single else (),
+            copies=self._copies(),
         )
+
+    def _copies(self) -> bool:
+        """Whether it gives an input as it is, each element at the place that it has in the input's
+        memory: if that is the memory of the result, nothing is to do."""
+        read, written = self.term.reads[0], self.term.writes[0]
+        if self.body.outputs != self.body.inputs or not isinstance(read, TritonBuffer) or written is None:
+            return False
+        maps = self.term.node.attr("imap") == self.term.node.attr("omap") and self.term.node.attr("fmap") == (-1,)
+        alike = (read.dtype, read.shape, read.batched) == (written.dtype, written.shape, written.batched)
+        dense = read.part is None and not written.rows and written.start == 0
+        strides = zip(read.shape, read.strides, written.strides, strict=True)
+        roles = (read.role, written.role) == ("input", "output")
+        return maps and alike and dense and roles and all(n == 1 or a == b for n, a, b in strides)
 
     def _traffic(self) -> Traffic:
         term, loop = self.term, usual_size(self.term.loop)

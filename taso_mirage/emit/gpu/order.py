@@ -11,9 +11,10 @@ from functools import cache
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Graph, Node, users
 
-STATES = 20_000
+STATES = 2_000, 20_000
 """The largest number of sets of computed terms that are visited; a body of 11 operators has a few
-hundred."""
+hundred. If the first number is not enough, the search begins anew at a lower bound, and terms that
+only free elements are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,33 @@ def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size
     def live(done: int) -> int:
         return sum(n for i, n in enumerate(sizes) if done >> i & 1 and (lasting[i] or readers[i] & ~done))
 
-    heap: list[tuple[int, int, tuple[int, ...], int]] = [(0, len(terms), (), 0)]
-    seen: set[int] = set()
-    while heap and len(seen) < STATES:
-        peak, left, path, done = heapq.heappop(heap)
-        if not left:
-            return Order(tuple(terms[i] for i in path), peak, True)
-        if done in seen:
-            continue
-        seen.add(done)
+    def freeing(done: int, peak: int) -> list[int]:
+        """The first term, if there is one, that raises neither the live elements nor their largest
+        number: computed later it frees no fewer, so an order with the fewest begins with it."""
         for i, n in enumerate(sizes):
-            after = done | 1 << i
-            if after == done or needs[i] & ~done or after in seen:
+            ready = not done >> i & 1 and not needs[i] & ~done
+            if ready and live(done) + n <= peak and live(done | 1 << i) <= live(done):
+                return [i]
+        return []
+
+    needed = [
+        n + sum(size for k, size in enumerate(sizes) if own >> k & 1) for n, own in zip(sizes, needs, strict=True)
+    ]
+    for limit, least in zip(STATES, (0, max(needed)), strict=True):
+        heap: list[tuple[int, int, tuple[int, ...], int]] = [(least, len(terms), (), 0)]
+        seen: set[int] = set()
+        while heap and len(seen) < limit:
+            peak, left, path, done = heapq.heappop(heap)
+            if not left:
+                return Order(tuple(terms[i] for i in path), peak, True)
+            if done in seen:
                 continue
-            heapq.heappush(heap, (max(peak, live(done) + n, live(after)), left - 1, (*path, i), after))
+            seen.add(done)
+            for i in (freeing(done, peak) if least else ()) or range(len(terms)):
+                after = done | 1 << i
+                if after == done or needs[i] & ~done or after in seen:
+                    continue
+                heapq.heappush(heap, (max(peak, live(done) + sizes[i], live(after)), left - 1, (*path, i), after))
     return Order(terms, max(live((1 << i) - 1) + n for i, n in enumerate(sizes)), False)
 
 

@@ -152,7 +152,8 @@ class TileMap:
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, the written ones last. They are followed
-    by `sizes` as int32, the names of the sizes that only a run knows. `cluster`: the number of
+    by `sizes` as int32, the names of the sizes that only a run knows. `copies`: it gives its first
+    buffer as it is, so nothing is to do where the last one is the same memory. `cluster`: the number of
     blocks of the last grid dim, which are neighbours along the first dim of the launch grid.
     `rows`: those of a product that another product reads; if there are more warps than its rows
     need, they share it. `precisions`: the possible ways to multiply matrices in single precision,
@@ -175,6 +176,7 @@ class TritonLaunch:
     depths: tuple[int, ...] = ()
     """The numbers of slots of a ring that are tried, if groups of warps do not wait for each
     other."""
+    copies: bool = False
 
     @property
     def blocks(self) -> int:

@@ -12,7 +12,7 @@ namespace {
 using plan::Problem;
 
 constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  // of a device
-constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8, LARGE_CLUSTERS = 14;       // of a function
+constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8, CARVEOUT = 9, LARGE_CLUSTERS = 14;  // of a function
 constexpr unsigned NON_BLOCKING = 1, UNTIMED = 2;                              // of a stream, of an event
 constexpr int CLUSTER = 4, SERIALIZATION = 6;                                  // programmatic stream serialization; of a launch
 constexpr unsigned PORTABLE = 8;                                               // blocks of a cluster that every GPU with clusters has
@@ -110,6 +110,8 @@ void check_device(const Function& made, const plan::Kernel& kernel, int device) 
     throw Problem(image.symbol + " has " + std::to_string(image.warps) + " warps in the plan, its code takes " + std::to_string(threads) + " threads");
   if (image.shared > SHARED_ALWAYS || kernel.cluster != 1)  // what a cluster exchanges lies beside it
     succeed(driver().FuncSetAttribute(made.function, DYNAMIC_SHARED, static_cast<int>(image.shared)), image.symbol + " cannot have its shared memory");
+  if (image.shared > SHARED_ALWAYS)  // else the driver leaves room for one block of a processor, where several were measured
+    succeed(driver().FuncSetAttribute(made.function, CARVEOUT, 100), image.symbol + " cannot have the largest share of shared memory");
   if ((image.overlap || kernel.cluster != 1) && driver().LaunchKernelEx == nullptr)
     throw Problem(image.symbol + " waits for the kernel before it, or has clusters of blocks, which this driver has no launch for; update the driver");
   if (!image.maps.empty() && driver().TensorMapEncodeTiled == nullptr)
@@ -170,10 +172,15 @@ void check_ptx(std::string_view content) {
   if (content.find('\0') != std::string_view::npos || content.find(".version") == std::string_view::npos) throw Problem("it is no PTX");
 }
 
+// Whether two kernels must run in their order. What one copies may be the memory of its result, over which later kernels write: all that read
+// it are in order with these.
 bool share(const plan::Kernel& one, const plan::Kernel& other) {
+  const auto matters = [&](const plan::Argument& a) {
+    return a.role == plan::Role::output || a.role == plan::Role::scratch || (a.role == plan::Role::input && (one.copies || other.copies));
+  };
   for (const plan::Argument& a : one.arguments)
     for (const plan::Argument& b : other.arguments)
-      if ((a.role == plan::Role::output || a.role == plan::Role::scratch) && a.role == b.role && a.index == b.index) return true;
+      if (matters(a) && a.role == b.role && a.index == b.index) return true;
   return false;
 }
 
@@ -216,7 +223,8 @@ struct Given {
   std::vector<void*> places;
 };
 
-// The number of each kernel's lane: kernels of a range that share scratch memory or an output are in one, the others run beside each other.
+// The number of each kernel's lane: kernels of a range that share scratch memory, an output, or an input that one of them copies are in one,
+// the others run beside each other.
 std::vector<size_t> lanes_of(const plan::Plan& plan) {
   std::vector<size_t> lane;
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
@@ -342,8 +350,7 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
     bool first = number > 0;
     for (size_t i = begin; i < end; ++i) {
       if (lanes[i] != lane) continue;
-      start(plan, i, tensors, sizes, own, !first);
-      first = false;
+      if (start(plan, i, tensors, sizes, own, !first)) first = false;
     }
     if (number > 0) succeed(driver().EventRecord(side->ends[number - 1], own), "an event cannot be recorded");
     ++number;
@@ -364,11 +371,13 @@ const Loaded::Beside* Loaded::by(void* stream, size_t count) const {
   return found->second.get();
 }
 
-void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const {
+bool Loaded::start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const {
   const plan::Kernel& kernel = plan.kernels[i];
   const plan::Image& image = *functions[i].image;
   const std::vector<unsigned> grid = kernel.blocks(sizes);
-  if (std::find(grid.begin(), grid.end(), 0u) != grid.end()) return;  // there is no sample, and nothing to write
+  if (std::find(grid.begin(), grid.end(), 0u) != grid.end()) return false;  // there is no sample, and nothing to write
+  const auto address = [&](const plan::Argument& each) { return tensors[static_cast<size_t>(each.role)][each.index]; };
+  if (kernel.copies && address(kernel.arguments[0]) == address(kernel.arguments[1])) return false;  // it is there already
   Given given(functions[i], plan, kernel, tensors, sizes, maps);
   const unsigned threads = image.warps * WARP;
   Result result;
@@ -390,6 +399,7 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
     result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, given.places.data(), nullptr);
   }
   succeed(result, image.symbol + " cannot be launched");
+  return true;
 }
 
 }  // namespace cuda

@@ -60,7 +60,8 @@ class Loaded {
 
   // So many streams beside one of the caller's, and their events.
   const Beside* by(void* stream, size_t count) const;
-  void start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const;
+  // Whether a kernel was launched: none is where there is nothing to write.
+  bool start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const;
 
   mutable TensorMaps maps;
   mutable std::mutex guard;

@@ -253,6 +253,14 @@ void cluster(const std::vector<std::string_view>& line, Plan& found) {
   found.kernels.back().cluster = static_cast<unsigned>(blocks);
 }
 
+void copies(const std::vector<std::string_view>& line, Plan& found) {
+  expect(line, 1, 1);
+  const std::vector<Argument>* const given = found.kernels.empty() ? nullptr : &found.kernels.back().arguments;
+  if (given == nullptr || found.kernels.back().copies || given->size() < 2 || (*given)[0].role != Role::input || (*given)[1].role != Role::output)
+    throw Problem("a copy has one kernel before it, which takes an input and an output");
+  found.kernels.back().copies = true;
+}
+
 void tensor_map(const std::vector<std::string_view>& line, Plan& found) {
   expect(line, 7, 7);
   if (found.images.empty()) throw Problem("a tensor map has no image before it");
@@ -284,6 +292,7 @@ void statement(const std::vector<std::string_view>& line, Plan& found) {
   }
   if (line[0] == "kernel" && found.cuda) return add(found.kernels, kernel(line));
   if (line[0] == "cluster" && found.cuda) return cluster(line, found);
+  if (line[0] == "copies" && found.cuda) return copies(line, found);
   if (line[0] == "range" && found.cuda) return range(line, found);
   if (line[0] == "image" && found.cuda) return add(found.images, image(line));
   if (line[0] == "map" && found.cuda) return tensor_map(line, found);

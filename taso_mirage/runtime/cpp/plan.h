@@ -9,6 +9,8 @@
 //   kernel rows/8 96 1 i0 i1 s0 n0            one launch: its grid, then its arguments: inputs, outputs and scratch by number, and named sizes
 //                                             by theirs, as int32 (a grid with names may be 0, where there is no sample: nothing is launched)
 //   cluster 8                                 the launch before is one of clusters: so many neighbours along the first dim of its grid run as one
+//   copies                                    the launch before copies its first argument to its last one, which has the elements in the same
+//                                             places: it is left out where both are the same memory
 //   range 4096                                the kernels between the line `range` before and this one are for runs whose named sizes have a
 //                                             product of at most that; those behind the last such line for all others
 //   image 0 90 cubin kernel_0 4 49152 2 1 20480 9ae0f1c2
@@ -87,6 +89,7 @@ struct Kernel {
   std::vector<Expression> grid;  // three
   std::vector<Argument> arguments;
   unsigned cluster = 1;
+  bool copies = false;
 
   std::vector<unsigned> blocks(const Sizes& sizes) const;
 };
