@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from taso_mirage.checker.casts import exact, place, rounded
@@ -32,7 +32,7 @@ def concat(*ts: Tensor, axis: int) -> Tensor:
         0 <= axis < len(ts[0].shape) and len({(t.dtype, t.shape[:axis], t.shape[axis + 1 :]) for t in ts}) == 1,
         "no concat",
     )
-    ends = [total(t.shape[axis] for t in ts[:k]) for k in range(len(ts) + 1)]
+    ends = [*accumulate((t.shape[axis] for t in ts), initial=ZERO)]
 
     def read(*i: Poly) -> Poly:
         where = [condition(i[axis] - low) * condition(high - 1 - i[axis]) for low, high in pairwise(ends)]

@@ -1,4 +1,5 @@
-"""Operators that a model's opset lacks, which are written as several others."""
+"""Terms as a reader finds them in the file that the writer makes of them: operators that a model's
+opset lacks, which are written as several others, and attributes that mean the same as others."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from contextlib import suppress
 
 import onnx.defs
 
-from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.terms import Node
-from taso_mirage.operators.ops import by_onnx, load_specs
+from taso_mirage.operators.ops import Call, by_onnx, load_specs
 
 
 def written_as(node: Node, opsets: Mapping[str, int]) -> Node | None:
@@ -20,9 +21,28 @@ def written_as(node: Node, opsets: Mapping[str, int]) -> Node | None:
     call = op.to_onnx(node, opsets[op.domain])
     if call.op_type == op.onnx:
         return None
-    for other in by_onnx().get((call.domain, call.op_type), ()):
-        with suppress(Unsupported, IllTyped):
-            return other.from_onnx(call)
+    return _read(call)
+
+
+def read_as(node: Node, opsets: Mapping[str, int]) -> Node | None:
+    """The other term that a reader finds where a term is written as one node, if it does: a slice
+    of all elements, for example, has no axes there."""
+    op = load_specs().get(node.op)
+    if op is None or op.onnx is None or op.domain not in opsets:
+        return None
+    try:
+        call = op.to_onnx(node, opsets[op.domain])
+    except Unsupported:
+        return None
+    found = call.args[0] if (call.domain, call.op_type) == ("", "Identity") else _read(call)
+    return None if found is node or found is None or found.type != node.type else found
+
+
+def _read(call: Call) -> Node | None:
+    """The term of a node."""
+    for op in by_onnx().get((call.domain, call.op_type), ()):
+        with suppress(Unsupported, IllTyped, Undecidable):
+            return op.from_onnx(call)
     return None
 
 

@@ -73,7 +73,8 @@ def rewrite_loops(
         outputs = substitute(outputs, dict(zip(olds, form.results, strict=True)))
         origins |= {form.term: origins[node]} if form.term is not None and node in origins else {}
         parts = {"obligations": form.obligations, "behind": form.behind, "closed": form.closed}
-        steps.append(RewriteStep((BODIES,), olds, form.results, **parts))  # type: ignore[arg-type]
+        shown = results_of(found.term)
+        steps.append(RewriteStep((BODIES,), olds, form.results, shown=shown, **parts))  # type: ignore[arg-type]
         job.remarks.append(f"{_said_of(model, node)}: {chosen.said}")
     if not steps:
         return model, steps
@@ -153,7 +154,7 @@ def with_loops(result: Result) -> Result | None:
         table |= zip(results_of(node), news, strict=True)
         outputs = substitute(outputs, dict(zip(olds, news, strict=True)))
         obligations = () if lighter is None else lighter.obligations
-        steps.append(RewriteStep((BODIES,), olds, news, obligations=obligations))
+        steps.append(RewriteStep((BODIES,), olds, news, obligations=obligations, shown=olds))
     if not steps:
         return None
     while moved := _moves_that_cancel(outputs, proofs):

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.operators.ops import load_specs
 from taso_mirage.report.changes import Explanation
 from taso_mirage.report.explanations import explanation_lines
 from taso_mirage.report.result import Result
@@ -44,7 +46,7 @@ def account(result: Result, explained: Sequence[Explanation]) -> GainAccount | N
     """
     if not result.changed or not (explained or result.kernels):
         return None
-    rows = sorted((*_changes(explained), *_kernels(result)), key=lambda row: -row.counted)
+    rows = sorted((*_changes(explained), *kernel_rows(result, explained)), key=lambda row: -row.counted)
     if len(rows) > LISTED:
         rows = [*rows[:LISTED], _together(f"{len(rows) - LISTED} more", rows[LISTED:])]
     before, after = result.seconds_before_after
@@ -73,14 +75,23 @@ def _changes(explained: Sequence[Explanation]) -> Iterator[AccountRow]:
         )
 
 
-def _kernels(result: Result) -> Iterator[AccountRow]:
-    """The kernels, from the last one back: the model without it took longer by its gain."""
+def kernel_rows(result: Result, explained: Sequence[Explanation]) -> Iterator[AccountRow]:
+    """The kernels, from the last one back: the model without it took longer by its gain. Those of
+    loops say what the loops were."""
     _, after = result.seconds_before_after
     for each in reversed(result.kernels):
         saved = after * (each.gain - 1)
         after += saved
         kinds = " and ".join(f"{' '.join(operators)} in {places} places" for operators, places in each.kinds)
-        yield AccountRow(f"kernel for {kinds}", within=saved, counted=saved)
+        loops = {op for operators, _ in each.kinds for op in operators if _is_loop(op)}
+        were = [e.change.called for e in explained if e.change.called and any(n.op in loops for n in e.change.after)]
+        said = f" ({' and '.join(were)})" if were else ""
+        yield AccountRow(f"kernel for {kinds}{said}", within=saved, counted=saved)
+
+
+def _is_loop(name: str) -> bool:
+    op = load_specs().get(name)
+    return op is not None and op.traits.lowering is Lowering.STEPS
 
 
 def _together(name: str, rows: Sequence[AccountRow]) -> AccountRow:

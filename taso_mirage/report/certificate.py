@@ -19,7 +19,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
 from taso_mirage.onnx_io.content_terms import Opened, opened
-from taso_mirage.onnx_io.written import written_as
+from taso_mirage.onnx_io.written import read_as
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.report.changes import ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
@@ -53,22 +53,33 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
     }
 
 
-def _from_bodies(model: Model, equations: Sequence[Equation], proofs: Proofs) -> Iterator[RewriteStep]:
-    """The steps from the written nodes of a term to the term, for a term that the model's opset has
-    no operator for; reading the file gives the written nodes."""
+READ = "the same terms, as a file has them"
+"""The name of the equalities of terms with those that a reader finds in their place."""
+
+
+def _as_read(
+    terms: Iterable[Node], opsets: Mapping[str, int], equations: Sequence[Equation], proofs: Proofs
+) -> Iterator[RewriteStep]:
+    """The steps between terms and those that a reader finds where they are written: by equations
+    from the several terms as which one is written, where the model's opset has no operator for it;
+    else by one equality, where that is proved."""
     standard, *_ = pass_order(equations, proofs)
-    context = Context(model.opsets, {})
-    for node in model.nodes():
-        body = written_as(node, model.opsets)
+    context = Context(opsets, {})
+    for node in terms:
+        body = read_as(node, opsets)
         if body is None:
             continue
-        named = (a for a in dict.fromkeys(node.args) if a.op not in BARE and isinstance(a.type, Tensor))
+        named = [a for a in dict.fromkeys(node.args) if a.op not in BARE and isinstance(a.type, Tensor)]
         cut = {arg: variable(f"operand {i}", arg.tensor) for i, arg in enumerate(named)}
         back = {leaf: arg for arg, leaf in cut.items()}
         start, end = substitute((body, node), cut)
         found, steps = simplify((start,), standard, context)
-        for step in steps if found == (end,) else ():
-            yield replace(step, old=substitute(step.old, back), new=substitute(step.new, back))
+        if found != (end,):
+            proved = proofs.judge(cut_free((node,), (body,), cut))
+            steps = [RewriteStep((READ,), (end,), (start,), over=frozenset(back))] if proved else []
+        for step in steps:
+            over = None if step.over is None else frozenset(named)
+            yield replace(step, old=substitute(step.old, back), new=substitute(step.new, back), over=over)
 
 
 def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:
@@ -93,7 +104,7 @@ class _Book:
 
     def follow(self, view: Opened, end: Model, steps: Iterable[RewriteStep], equations: Mapping[str, Equation]) -> None:
         """Records of the steps to a model, or to a body, and of the changes inside of its nodes."""
-        for step in (*steps, *_from_bodies(end, self.rules, self.proofs)):
+        for step in steps:
             for inside in step.inside:
                 self._inside(view, step.old[0], inside, equations)
             for loop in step.unrolled:
@@ -105,9 +116,12 @@ class _Book:
             for each in (*step.obligations, *(step.details or (step,))):
                 for region in changed_regions(each, equations):
                     self.enter(_seen(region, view))
-
             for part in step.behind:
                 self._behind(view, part)
+        terms = topological(view(end.graph.outputs))
+        for step in _as_read(terms, end.opsets, self.rules, self.proofs):
+            for region in changed_regions(step, equations):
+                self.enter(region)
 
     def _unrolled(self, view: Opened, loop: Node) -> None:
         """The record of a loop whose steps are written out."""

@@ -30,13 +30,14 @@ class ReportedChange:
     `after`, over the same inputs.
 
     Leaves have canonical names, so the same rewrite in twelve layers is one change of twelve
-    places.
+    places. `called`: what `before` is in words, where it is many terms.
     """
 
     equations: tuple[str, ...]
     before: Graph
     after: Graph
     places: tuple[str, ...]
+    called: str = ""
 
     @property
     def count(self) -> int:
@@ -84,12 +85,13 @@ def by_counted_gain(listed: Iterable[Explanation]) -> list[Explanation]:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Terms that were replaced at one place, and the operands (if a match gave them) below which
-    nothing changed."""
+    """Terms that were replaced at one place, the operands (if a match gave them) below which
+    nothing changed, and what the old terms are in words, where they are many."""
 
     equations: tuple[str, ...]
     pairs: Pairs
     operands: frozenset[Node] | None
+    called: str = ""
 
     @property
     def news(self) -> tuple[Node, ...]:
@@ -100,26 +102,38 @@ class ChangedRegion:
         return tuple(old for old, _ in self.pairs)
 
 
-def region_leaves(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
-    """The operands of a region: those of a match, or the highest terms that both sides reach."""
-    return _boundary(region, heights) if region.operands is None else region.operands
+def region_leaves(region: ChangedRegion, heights: Heights, most: int = MOST) -> frozenset[Node]:
+    """The operands of a region: those of a match, or the highest terms that both sides reach, below
+    `most` terms."""
+    return _boundary(region, heights, most) if region.operands is None else region.operands
 
 
-def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[str, Equation]) -> list[ReportedChange]:
+def changes(
+    original: Model,
+    steps: Sequence[RewriteStep],
+    equations: Mapping[str, Equation],
+    more: Iterable[ChangedRegion] = (),
+) -> list[ReportedChange]:
     """The distinct changes of the steps from the original's terms, in the order of their first
-    places.
+    places, after those of `more` regions.
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
     """
     names = carry_names(original, steps)
+    pairs = [pair for step in steps if step.shown for pair in zip(step.shown, step.old, strict=True)]
+    names = {**{shown: names[old] for shown, old in reversed(pairs) if old in names}, **names}
     heights = Heights()
-    found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
-    for region in _chain(r for step in steps for r in changed_regions(step, equations)):
+    found: dict[tuple[tuple[str, ...], Graph, Graph, str], list[str]] = {}
+    for region in (*more, *_chain(r for step in steps for r in changed_regions(step, equations))):
         leaves = region_leaves(region, heights)
         before, after = canonical_sides(region, leaves)
         if before != after:
-            found.setdefault((region.equations, before, after), []).append(place_of(region, leaves, names))
-    return [ReportedChange(*key, places=tuple(places)) for key, places in found.items()]
+            key = (region.equations, before, after, region.called)
+            found.setdefault(key, []).append(place_of(region, leaves, names))
+    return [
+        ReportedChange(equations, before, after, tuple(places), called)
+        for (equations, before, after, called), places in found.items()
+    ]
 
 
 def _chain(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
@@ -262,9 +276,9 @@ class Heights(dict[Node, int]):
 OLD, NEW = 1, 2
 
 
-def _boundary(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
-    """The highest terms that both sides reach, or leaves. Terms are visited from above, each after
-    all terms above it."""
+def _boundary(region: ChangedRegion, heights: Heights, most: int) -> frozenset[Node]:
+    """The highest terms that both sides reach, or leaves; or those below `most` terms. Terms are
+    visited from above, each after all terms above it."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
 
@@ -282,7 +296,7 @@ def _boundary(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
     while heap:
         _, _, node = heapq.heappop(heap)
         both = marks[node] == OLD | NEW and isinstance(node.type, Tensor) and node not in roots
-        if both or inside >= MOST or not node.args or _opaque(node):
+        if both or inside >= most or not node.args or _opaque(node):
             leaves.add(node)
             continue
         inside += 1

@@ -20,6 +20,7 @@ from taso_mirage.operators.work import size, sized
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Coverage, Proofs
 from taso_mirage.report.changes import Explanation, ReportedChange, by_counted_gain
+from taso_mirage.report.loop_changes import LOOPS
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
 from taso_mirage.report.times import result_costs
@@ -28,6 +29,7 @@ from taso_mirage.rewriting.equation import directed, work_terms
 from taso_mirage.rewriting.text import laws, show_equation, show_graph
 from taso_mirage.search.config import Config, Progress
 from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
+from taso_mirage.search.loops.inductions import INDUCTION
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
@@ -39,6 +41,13 @@ measured."""
 EACH, LARGEST = 0.1, 1 << 29
 """The seconds of the measurement of a change, and the largest number of bytes of operands of a
 measured change."""
+
+
+UNNAMED = {
+    LOOPS: "equal steps are a loop, which is equal to another one in each step",
+    INDUCTION: "movements of elements to where they were are left out",
+}
+"""The names of changes that are no equations, and what they are in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,8 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
     """The evidence of a change: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
+    if change.equations == (LOOPS,):
+        return "proved by the definition of a loop, by induction over its steps, and by equalities that are proved"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
     if verdict:
         return "proved for these sizes" if verdict.covers is Coverage.HERE else "proved for every size of its case"
@@ -144,6 +155,8 @@ def statement(name: str, result: Result) -> StatedEquation:
         return _of_mutant(mutants[name])
     if name == FOLDING:
         return StatedEquation(name, "terms over weights alone become weights", "", "computed in advance in float64")
+    if name in UNNAMED:
+        return StatedEquation(name, UNNAMED[name], "", "proved where it was applied")
     stated, backward = directed(name)
     equation = result.named.get(stated)
     if equation is None:
@@ -163,6 +176,8 @@ class ChangeData(TypedDict):
     """One distinct change of a model; seconds are of one place. Graphs are printed as functions."""
 
     count: int
+    called: str
+    """The old terms in words, where they are many; otherwise empty."""
     places: list[str]
     equations: list[dict[str, str]]
     predicted: dict[str, float]
@@ -181,6 +196,7 @@ def explanation_data(listed: Sequence[Explanation], result: Result) -> list[Chan
     return [
         {
             "count": each.change.count,
+            "called": each.change.called,
             "places": list(each.change.places),
             "equations": [_fields(statement(name, result)) for name in each.change.equations],
             "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
@@ -230,9 +246,9 @@ def _statement_lines(each: StatedEquation) -> Iterator[str]:
 
 
 def explanation_lines(change: ReportedChange) -> str:
-    """The removed and added operators, without those on both sides: `add, layer_norm ->
-    skip_layer_norm`."""
-    sides = (_operators(change.before, change.after), _operators(change.after, change.before))
+    """The removed operators, or what they are in words, and the added ones, without those on both
+    sides: `add, layer_norm -> skip_layer_norm`."""
+    sides = (change.called or _operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)
 
 

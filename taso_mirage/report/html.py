@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import device
-from taso_mirage.report.account import account
+from taso_mirage.report.account import account, kernel_rows
 from taso_mirage.report.changes import Explanation
 from taso_mirage.report.charts import operator_bars, roofline_chart, roofline_points, whole_bars
 from taso_mirage.report.data import by_sizes
@@ -37,8 +37,11 @@ from taso_mirage.system.files import write_file
 from taso_mirage.system.terminal import duration, plural
 from taso_mirage.version import __version__
 
+OF_CHANGES, OF_BOTH = "changes' gains", "gains of changes and kernels"
 OPEN = 3
 """The number of changes that are unfolded when the page opens."""
+LINES = 200
+"""The largest number of lines of one side of a change."""
 
 
 def write_page(
@@ -75,7 +78,7 @@ def page(
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
         headline=headline(result),
-        most=most_of_it(explained),
+        most=most_of_it(explained, result),
         facts=_facts(result, explained),
         standing=_standing(result),
         notes=result.notes,
@@ -113,21 +116,26 @@ def _threads(result: Result) -> str:
     return f" with {plural(threads, 'thread')}" if threads else ""
 
 
-def most_of_it(explained: Sequence[Explanation]) -> str:
+def most_of_it(explained: Sequence[Explanation], result: Result | None = None) -> str:
     """The change that gains most, measured alone or else predicted, with the number of others that
-    the gain belongs to as well, and its share of the total; empty without changes."""
-    if not explained:
+    the gain belongs to as well, or the kernel that does, and the share of the total; empty without
+    changes."""
+    kernels = [] if result is None else [row for row in kernel_rows(result, explained) if row.counted > 0]
+    if not explained and not kernels:
         return ""
-    if sum(each.counted for each in explained) <= 0:
+    gains = [*(each.counted for each in explained if each.counted > 0), *(row.counted for row in kernels)]
+    if not gains:
         return "Measured one by one the changes gain nothing: the gain comes from how the runtime runs the whole model."
-    largest = max(explained, key=lambda each: each.counted)
-    share = largest.counted / sum(each.counted for each in explained if each.counted > 0)
+    said = f"The largest part ({max(gains) / sum(gains):.0%} of the {OF_BOTH if kernels else OF_CHANGES})"
+    largest = max(explained, key=lambda each: each.counted, default=None)
+    if largest is None or largest.counted < max(gains):
+        return f"{said}: {max(kernels, key=lambda row: row.counted).name}."
     count = largest.change.count
     places = f"in {count} places" if count > 1 else "in one place"
     what, parts = _arrows(explanation_lines(largest.change)), sum(e.part_of is largest.change for e in explained)
     one = {0: "", 1: ", together with another change of the same terms"}
     others = one.get(parts, f", together with {parts} other changes of the same terms")
-    return f"The largest part ({share:.0%} of the changes' gains): {what}, {places}{others}."
+    return f"{said}: {what}, {places}{others}."
 
 
 def _standing(result: Result) -> str:
@@ -296,8 +304,8 @@ def _change(
         "sections": list(dict.fromkeys(where[place] for place in change.places if place in where)),
         "proof": _proof(each.ground),
         "ground": each.ground[:1].upper() + each.ground[1:],
-        "before": _side(change.before, details.add(change.before, f"change-{number}")),
-        "after": _side(change.after, details.add(change.after, f"change-{number}")),
+        "before": _side(change.before, details, f"change-{number}"),
+        "after": _side(change.after, details, f"change-{number}"),
     }
 
 
@@ -322,9 +330,13 @@ def _short_gain(each: Explanation) -> str:
     return f"{difference_text(each.gain)} saved, predicted" if each.gain else ""
 
 
-def _side(side: Graph, numbers: Mapping[Node, int]) -> tuple[Drawing | None, str]:
-    """The drawing of one side of a change, or else its text."""
-    return (None, show_graph(side)) if sum(1 for _ in side) > DRAWN else (draw_graph(side, numbers=numbers), "")
+def _side(side: Graph, details: NodeDetails, place: str) -> tuple[Drawing | None, str]:
+    """The drawing of one side of a change, or else its text, of many steps the first lines."""
+    if sum(1 for _ in side) <= DRAWN:
+        return draw_graph(side, numbers=details.add(side, place)), ""
+    lines = show_graph(side).splitlines()
+    more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    return None, "\n".join([*lines[:LINES], *more])
 
 
 def _roofline(result: Result, pairs: Sequence[OperatorPair]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.changes import Explanation, ReportedChange, changes
 from taso_mirage.report.leftover import Leftover
+from taso_mirage.report.loop_changes import loop_regions
 from taso_mirage.report.pages import render_template
 from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
@@ -190,7 +191,7 @@ class Result:
     @property
     def changes(self) -> list[ReportedChange]:
         """The distinct changes, each with its places."""
-        return changes(self.original, self.steps, self.named)
+        return changes(self.original, self.steps, self.named, loop_regions(self.steps))
 
     def noted(self, *remarks: str) -> Result:
         """This result with more remarks."""

@@ -30,7 +30,8 @@ class RewriteStep:
     `obligations`: the equalities between terms of one step of a loop that make two loops equal.
     `closed`: the states of loops whose values in all steps are known terms. `behind`: the results
     of loops that are computed behind them. `unrolled`: the loops of a known number of steps that
-    were written out.
+    were written out. `shown`: where a loop was made or rewritten, the old terms as terms of their
+    bodies, and `called` what they are in words, where they are many.
     `over`: the terms for all values of which the equality holds, where they are known.
     """
 
@@ -44,6 +45,8 @@ class RewriteStep:
     closed: tuple[ClosedState, ...] = field(default=(), compare=False, repr=False)
     behind: tuple[BehindLoop, ...] = field(default=(), compare=False, repr=False)
     unrolled: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+    shown: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+    called: str = field(default="", compare=False, repr=False)
     over: frozenset[Node] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from taso_mirage import checker
+from taso_mirage.certificates.format import texts
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import term
@@ -93,3 +95,31 @@ def test_group_norms_of_all_sizes_are_one_case() -> None:
         assert all(symbols(dim) for dim in leaf.shape)
         assert proofs.judge(each)
     assert proofs.proofs == 2
+
+
+def test_groups_that_are_concatenated_are_all() -> None:
+    a, b, c, d = (variable(name, Tensor("float32", (2, 2))) for name in "abcd")
+
+    def cat(*terms: Node, axis: int = 0) -> Node:
+        return term("concat", *terms, axis=axis)
+
+    assert same_by_definition((cat(a, b, c, d),), (cat(a, cat(cat(b, c), d)),))
+    for other in (cat(a, cat(c, b), d), cat(cat(a, b), cat(d, c)), cat(cat(c, d), cat(a, b))):
+        assert not same_by_definition((cat(a, b, c, d),), (other,))
+    rows = cat(cat(a, b, axis=1), cat(c, d, axis=1))
+    assert not same_by_definition((rows,), (cat(cat(a, c), cat(b, d), axis=0),))
+    assert not same_by_definition((rows,), (cat(cat(a, b), cat(c, d), axis=1),))
+
+
+def test_a_proof_about_many_terms_is_about_these_sizes() -> None:
+    """Each of them at a size of its own would make it long, for the checker, too."""
+    leaves = [variable(f"x{i}", Tensor("float32", (2, 3))) for i in range(200)]
+    groups = [term("concat", *leaves[i : i + 8], axis=1) for i in range(0, 200, 8)]
+    instance = Instance((term("concat", *leaves, axis=1),), (term("concat", *groups, axis=1),))
+    verdict = Proofs(None).judge(instance)
+    assert verdict
+    assert verdict.case.instance == instance
+    assert isinstance(checker.check(*texts(instance)), checker.Accepted)
+    wrong = Instance(instance.lhs, (term("concat", *groups[1:], groups[0], axis=1),))
+    assert not Proofs(None).judge(wrong)
+    assert not isinstance(checker.check(*texts(wrong)), checker.Accepted)

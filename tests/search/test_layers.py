@@ -219,6 +219,19 @@ def test_a_written_operator_is_opened_as_its_definition(op: str, i: int) -> None
     )
 
 
+@pytest.mark.parametrize(("op", "i"), [(n, i) for n in ("lstm", "gru", "rnn") for i in range(len(get(n).examples))])
+def test_the_loop_of_a_written_operator_is_followed(op: str, i: int) -> None:
+    """The rows of the only gate of an RNN are a slice of all, which a file has without axes."""
+    use = build(get(op), i)
+    made = standalone(use.graph, opsets(use))
+    original = from_ir(to_ir(made))
+    loops = with_loops(replace(any_result(), original=original, model=made, steps=(), changed=True))
+    assert loops is not None
+    after = from_memory(onnx.load_from_string(serialize(loops.model)))
+    text = json.loads(json.dumps(certificate(loops, {}, PROOFS)))
+    assert not follow(original, after, text, JUDGE).alone
+
+
 def test_a_loop_that_may_have_no_step_stays() -> None:
     """ONNX Runtime's layers give zeros after no step."""
     model = as_terms(counted_layer("t"))

@@ -24,6 +24,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import certificate
+from taso_mirage.report.changes import changes
+from taso_mirage.report.loop_changes import loop_regions
 from taso_mirage.search.loops.rerolling import rerolled_sums
 from taso_mirage.search.steps import RewriteStep
 
@@ -49,6 +51,13 @@ def steps(proto: onnx.ModelProto) -> tuple[Model, list[RewriteStep]]:
 
 
 GEMM = TEXT.replace("= MatMul(X, G", "= Gemm<transB = 1>(X, G").replace("= MatMul(h", "= Gemm<transB = 1>(h")
+
+
+def test_a_report_has_the_sum_as_one_change() -> None:
+    before, made = steps(model())
+    (change,) = changes(before, made, {}, loop_regions(made))
+    assert change.called == f"{EXPERTS} equal terms of a sum"
+    assert change.places == before.output_names
 
 
 @pytest.mark.parametrize(

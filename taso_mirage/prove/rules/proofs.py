@@ -44,6 +44,9 @@ BUDGET = 40_000
 """Steps of one proof at an application."""
 ELEMENTS = 512
 """The largest number of elements of terms that are proved element by element."""
+OPERANDS = 16
+"""The most operands that vary in size: a proof about more of them, each of another size, is long
+for the prover and for the checker."""
 ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
@@ -124,7 +127,7 @@ class Proofs:
         if unranked(instance):
             return CaseVerdict(ProofCase(instance), unproved("an operand has no known rank"))
         last = as_it_is(instance)
-        small = within_bounds(d for n in instance.leaves for d in n.shape)
+        small = within_bounds(d for n in instance.leaves for d in n.shape) and len(instance.leaves) <= OPERANDS
         for case in cases_of(instance) if small else ():
             last = case
             if self._proved(case):

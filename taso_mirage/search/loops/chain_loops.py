@@ -10,6 +10,7 @@ are what the model makes of them. Single values are elements by the definition, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable
@@ -18,7 +19,7 @@ from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.loops.behind import results_of
 from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains
 from taso_mirage.search.loops.parts import SuccessiveParts
-from taso_mirage.search.loops.rerolling import add_proved
+from taso_mirage.search.loops.rerolling import GROUP, add_proved
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 MOST = 2048
@@ -79,8 +80,10 @@ class _Rerolled:
         table = {**{n: r for n, r in lasts.items() if self.model.is_read(n, self.inside)}, **table}
         below = {old: new for old, new in table.items() if old in self.inside}
         news = [new if old in below else substitute((new,), below)[0] for old, new in table.items()]
-        steps = tuple(self.obligations)
-        return RewriteStep((BODIES,), tuple(table), tuple(news), obligations=steps, unrolled=(loop,))
+        olds, called, proved = tuple(table), f"{chain.count} steps of a recurrence", tuple(self.obligations)
+        return RewriteStep(
+            (BODIES,), olds, tuple(news), obligations=proved, unrolled=(loop,), shown=olds, called=called
+        )
 
     def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
         """Whether the parts that steps read are proved to be elements of sequences."""
@@ -119,21 +122,60 @@ class _Rerolled:
             stack = term("concat", *[term("unsqueeze", n, axes=(0,)) for n in order], axis=0)
             readers = dict.fromkeys(r for n in nodes for r in self.model.readers[n] if r not in self.inside)
             joins = {join: new for join in readers if (new := _joined(join, order, whole)) is not None}
-            for join in joins:
-                alone = term("concat", *order, axis=join.attr("axis"))  # proofs beside others would be long
-                view = _joined(alone, order, stack)
-                if view is None or not self._prove(alone, view, order):
-                    return None
-                if alone is not join and not self._prove(join, _beside(join, order, alone), join.args):
-                    return None
+            if not all(self._is_join(join, order, stack) for join in joins):
+                return None
             table |= joins
             for i, node in enumerate(order):
                 if self.model.is_read(node, self.inside | joins.keys()):
                     table[node] = term("gather", whole, constant(i), axis=0)
         return table
 
+    def _is_join(self, join: Node, nodes: Steps, stack: Node) -> bool:
+        """Whether a concatenation of all of some terms, and of others, is proved to be a view of
+        these terms one above the other: by groups, and by groups of groups."""
+        axis, parts = join.attr("axis"), [_Part(n, n, term("unsqueeze", n, axes=(0,)), n) for n in nodes]
+        while len(parts) > 1:
+            groups = [parts[i : i + GROUP] for i in range(0, len(parts), GROUP)]
+            parts = [each[0] if len(each) == 1 else _part(each, axis) for each in groups]
+            for part, each in zip(parts, groups, strict=True):
+                views = [one.view for one in each]
+                if len(each) > 1 and not self._prove(
+                    term("concat", *views, axis=axis), part.view, [one.leaf for one in each]
+                ):
+                    return False
+        (whole,) = parts
+        return self._prove(join, _beside(join, nodes, whole.joined), join.args) and self._prove(
+            whole.stack, stack, nodes
+        )
+
     def _prove(self, old: Node, new: Node, leaves: Sequence[Node]) -> bool:
         return add_proved(old, new, leaves, self.proofs, self.obligations)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Successive terms: joined along an axis, as a view of them one above the other, these, and the
+    term for all values of which both are equal."""
+
+    joined: Node
+    view: Node
+    stack: Node
+    leaf: Node
+
+
+def _part(parts: Sequence[_Part], axis: int) -> _Part:
+    """The parts of successive terms as one."""
+    stack = term("concat", *[each.stack for each in parts], axis=0)
+    return _Part(term("concat", *[each.joined for each in parts], axis=axis), _view(stack, axis), stack, stack)
+
+
+def _view(stack: Node, axis: int) -> Node:
+    """Terms one above the other, as they are joined along an axis of theirs."""
+    count, *shape = stack.shape
+    order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
+    moved = stack if axis == 0 else term("transpose", stack, perm=order)
+    shape[axis] = shape[axis] * count
+    return term("reshape", moved, shape=tuple(shape))
 
 
 def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:
@@ -145,11 +187,7 @@ def _joined(join: Node, nodes: Steps, whole: Node) -> Node | None:
     end = start + len(nodes)
     if join.args[start:end] != nodes or not {*nodes}.isdisjoint((*join.args[:start], *join.args[end:])):
         return None
-    axis, shape = join.attr("axis"), [*nodes[0].shape]
-    order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
-    moved = whole if axis == 0 else term("transpose", whole, perm=order)
-    shape[axis] = shape[axis] * len(nodes)
-    return _beside(join, nodes, term("reshape", moved, shape=tuple(shape)))
+    return _beside(join, nodes, _view(whole, join.attr("axis")))
 
 
 def _beside(join: Node, nodes: Steps, part: Node) -> Node:

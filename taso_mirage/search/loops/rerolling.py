@@ -87,7 +87,8 @@ def _rerolled(whole: Node, addends: Sequence[Node], proofs: Proofs) -> RewriteSt
     new = _sum([*others, _sum_of(made.whole)])
     if new.type != whole.type or not stacks.sum(whole, same, others):
         return None
-    return RewriteStep((BODIES,), (whole,), (new,), obligations=tuple(stacks.steps))
+    called, proved = f"{count} equal terms of a sum", tuple(stacks.steps)
+    return RewriteStep((BODIES,), (whole,), (new,), obligations=proved, shown=(whole,), called=called)
 
 
 def _sum(terms: Sequence[Node]) -> Node:
