@@ -25,6 +25,7 @@ from taso_mirage.measure.native import Arrays, Run, pause_between
 from taso_mirage.measure.target import CPU, Target, lower_levels
 from taso_mirage.measure.timing import Ends
 from taso_mirage.onnx_io import save, serialize, serialize_apart, serialize_types
+from taso_mirage.onnx_io.external import FilesInPlace
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
 from taso_mirage.system.spending import Purpose, spent
@@ -211,7 +212,7 @@ def open_part(model: Model, target: Target = CPU, source: bool = False, without:
         # Weights inside may be too large for protobuf; a model that is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
-            return Session(lambda: nullcontext(_apart(model, source, without)), target)
+            return Session(lambda: _apart(model, target, source, without), target)
     return Session(lambda: _content(model, source, without), target)
 
 
@@ -224,9 +225,12 @@ def _said(model: Model, content: bytes | str) -> Source:
     return Trusted(content) if model.trusted else content
 
 
-def _apart(model: Model, source: bool, without: Collection[str]) -> Content:
-    content, weights = serialize_apart(model, source, without)
-    return _said(model, content), weights
+@contextmanager
+def _apart(model: Model, target: Target, source: bool, without: Collection[str]) -> Iterator[Content]:
+    aligned = native.ALIGNED if target.on_cores else 1
+    with FilesInPlace() as files:
+        content, weights = serialize_apart(model, source, without, files=files, aligned=aligned)
+        yield _said(model, content), weights
 
 
 def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) -> list[RunNode]:

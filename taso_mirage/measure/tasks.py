@@ -76,10 +76,11 @@ def _timed_in_turn(runs: Sequence[Callable[[], float]], target: Target, budget: 
     return [first, *(first / compared_times([times[0]], [each], [1.0]).sure for each in times[1:])]
 
 
-def counted_nodes(content: bytes, target: Target) -> int:
+def counted_nodes(content: bytes, target: Target, zeros: int = 0) -> int:
     """The number of nodes into which the runtime turns a model; it is smaller than the sum over its
-    parts if the runtime fuses them or keeps a layout."""
-    return target.nodes(content)
+    parts if the runtime fuses them or keeps a layout. `zeros`: the bytes of the file of zeros in
+    which the model has weights."""
+    return target.nodes(content, zeros)
 
 
 @cache

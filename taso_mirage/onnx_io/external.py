@@ -7,7 +7,8 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -22,6 +23,8 @@ READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) 
 NO_LINK, FOLDER = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_DIRECTORY", 0)
 BY_FOLDER = os.open in os.supports_dir_fd
 """Whether files can be opened from an open folder: a path is looked up anew each time."""
+DESCRIPTORS = Path("/proc/self/fd")
+"""The folder in which the system has the open files of a process, by their descriptors."""
 MAPPED = 1 << 20
 """The number of bytes from which a file is mapped. Smaller files are read, because each map holds a
 descriptor."""
@@ -33,7 +36,7 @@ class DataFiles:
 
     def __init__(self, folders: dict[Path, int], place: Path) -> None:
         self._folders, self._place = folders, place
-        self._contents: dict[Path, mmap.mmap | bytes] = {}
+        self._contents: dict[Path, _Content] = {}
 
     @classmethod
     @contextmanager
@@ -56,19 +59,19 @@ class DataFiles:
         if not isinstance(checked_tensor(tensor), ir.ExternalTensor):
             return tensor
         folder, file = self._found(tensor)
-        content = self._content(tensor, folder, file)
+        opened = self._content(tensor, folder, file)
         start, given = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
         if start < 0 or given < tensor.nbytes:
             raise InvalidModel(
                 f"the weight {tensor.name!r} has {given} bytes at {start}; its type needs {tensor.nbytes}"
             )
-        if len(content) < start + given:
+        if len(opened.content) < start + given:
             raise InvalidModel(
-                f"{tensor.location} has {len(content)} bytes; the weight {tensor.name!r} ends at {start + given}: truncated"
+                f"{tensor.location} has {len(opened.content)} bytes; the weight {tensor.name!r} ends at {start + given}: truncated"
             )
         first = next(iter(self._folders)) == folder
         location = Path(tensor.location) if first else file.relative_to(folder)
-        return _OpenedTensor(tensor, location, self._place if first else folder, content)
+        return _OpenedTensor(tensor, location, self._place if first else folder, opened)
 
     def beside(self, name: str) -> int:
         """The descriptor of a file in the first folder, or of the target of a link there."""
@@ -91,7 +94,7 @@ class DataFiles:
             raise InvalidModel(f"the weight {tensor.name!r} points outside the model's folder: {tensor.location}")
         return folder, file
 
-    def _content(self, tensor: Any, folder: Path, file: Path) -> mmap.mmap | bytes:
+    def _content(self, tensor: Any, folder: Path, file: Path) -> _Content:
         if file not in self._contents:
             try:
                 number = self._opened(folder, file)
@@ -99,7 +102,7 @@ class DataFiles:
                 problem = "which is no regular file" if file.exists() else "which is missing beside the model"
                 raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, {problem}") from None
             with open(number, "rb") as opened:
-                self._contents[file] = _checked_content(opened, tensor)
+                self._contents[file] = _checked_content(opened, tensor, file)
         return self._contents[file]
 
     def _opened(self, folder: Path, file: Path) -> int:
@@ -137,7 +140,16 @@ def opened_model(path: Path) -> Iterator[tuple[BinaryIO, DataFiles]]:
         yield file, data
 
 
-def _checked_content(file: BinaryIO, tensor: Any) -> mmap.mmap | bytes:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Content:
+    """The content of a file, with its path and status when it was opened."""
+
+    content: mmap.mmap | bytes
+    path: Path
+    status: os.stat_result
+
+
+def _checked_content(file: BinaryIO, tensor: Any, path: Path) -> _Content:
     """The content of a file, if it may belong to a model: a regular file with one name."""
     said = os.fstat(file.fileno())
     if not stat.S_ISREG(said.st_mode):
@@ -145,8 +157,69 @@ def _checked_content(file: BinaryIO, tensor: Any) -> mmap.mmap | bytes:
     if said.st_nlink > 1:
         raise InvalidModel(f"{tensor.location} has several hard links, which is not safe to read; copy the file")
     if said.st_size < MAPPED:
-        return file.read()
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return _Content(file.read(), path, said)
+    return _Content(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path, said)
+
+
+class FilesInPlace:
+    """Files that weights are mapped from, which are open for other processes of this user until the
+    end of the context."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[_Content, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._numbers.values():
+            if number >= 0:
+                os.close(number)
+
+    def tensor(self, tensor: Any, aligned: int) -> ir.ExternalTensor | None:
+        """A weight at its place in its open file, whose location is relative to the root of the
+        file system. None unless it is mapped from a multiple of `aligned` bytes on, and its file
+        still has its path."""
+        if not isinstance(tensor, _OpenedTensor) or (tensor.offset or 0) % aligned:
+            return None
+        number = self._number(tensor.opened)
+        if number < 0:
+            return None
+        location, options = f"proc/{os.getpid()}/fd/{number}", {"shape": tensor.shape, "doc_string": tensor.doc_string}
+        return ir.ExternalTensor(
+            location, tensor.offset, tensor.nbytes, tensor.dtype, name=tensor.name or "", **options
+        )
+
+    def _number(self, opened: _Content) -> int:
+        """The descriptor of a file; -1 where there is none that others can open."""
+        if opened not in self._numbers:
+            self._numbers[opened] = -1
+            if isinstance(opened.content, mmap.mmap) and DESCRIPTORS.is_dir():
+                with suppress(OSError):
+                    self._numbers[opened] = _again(opened)
+        return self._numbers[opened]
+
+
+class FileOfZeros:
+    """A file of zeros of this name, and of `size` bytes, in the place of a model's large weights,
+    for a runtime that is not asked to run the model."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.size = name, 0
+
+    def tensor(self, tensor: Any, aligned: int) -> ir.ExternalTensor:
+        """A weight of the same type in this file."""
+        self.size = max(self.size, tensor.nbytes)
+        return ir.ExternalTensor(self.name, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name or "")
+
+
+def _again(opened: _Content) -> int:
+    """A new descriptor of a file. Raises OSError where its path now has another one."""
+    number = os.open(opened.path, READ | NO_LINK)
+    if not os.path.samestat(os.fstat(number), opened.status):
+        os.close(number)
+        raise FileNotFoundError(opened.path)
+    return number
 
 
 def checked_tensor(tensor: Any) -> Any:
@@ -164,10 +237,25 @@ def checked_tensor(tensor: Any) -> Any:
     return tensor
 
 
+def _copied(opened: _Content, start: int, end: int, file: Any) -> int:
+    """The number of bytes, from `start` on, that the system copied to the place of another file, so
+    that they did not pass through this process; the others are not there yet."""
+    done, place = 0, file.tell()
+    if end - start < MAPPED or not hasattr(os, "copy_file_range"):
+        return done
+    with suppress(OSError), open(_again(opened), "rb") as source:
+        file.flush()
+        ends = source.fileno(), file.fileno()
+        while moved := os.copy_file_range(*ends, end - start - done, start + done, place + done):
+            done += moved
+    file.seek(place + done)
+    return done
+
+
 class _OpenedTensor(ir.ExternalTensor):  # type: ignore[misc]
     """A weight in a file that is open: onnx-ir's own opens its path at every load."""
 
-    def __init__(self, old: ir.ExternalTensor, location: Path, base: Path, content: mmap.mmap | bytes) -> None:
+    def __init__(self, old: ir.ExternalTensor, location: Path, base: Path, opened: _Content) -> None:
         super().__init__(
             location,
             old.offset,
@@ -178,18 +266,18 @@ class _OpenedTensor(ir.ExternalTensor):  # type: ignore[misc]
             doc_string=old.doc_string,
             base_dir=base,
         )
-        self._content = content
+        self.opened = opened
         self._seen: NDArray[Any] | None = None
 
     def tobytes(self) -> bytes:
         self._check_validity()
         start = self.offset or 0
-        return bytes(self._content[start : start + self.nbytes])
+        return bytes(self.opened.content[start : start + self.nbytes])
 
     def tofile(self, file: Any) -> None:
         self._check_validity()
-        start = self.offset or 0
-        file.write(memoryview(self._content)[start : start + self.nbytes])
+        start, end = self.offset or 0, (self.offset or 0) + self.nbytes
+        file.write(memoryview(self.opened.content)[start + _copied(self.opened, start, end, file) : end])
 
     def numpy(self) -> NDArray[Any]:
         self._check_validity()
@@ -212,5 +300,7 @@ class _OpenedTensor(ir.ExternalTensor):  # type: ignore[misc]
             spread: NDArray[Any] = ir.serde.TensorProtoTensor(proto).numpy()
             return spread
         whole = np.dtype(self.dtype.numpy()).newbyteorder("<")
-        flat = np.frombuffer(self._content, whole, self.size, self.offset or 0) if self.size else np.empty(0, whole)
+        flat = (
+            np.frombuffer(self.opened.content, whole, self.size, self.offset or 0) if self.size else np.empty(0, whole)
+        )
         return flat.reshape(self.shape.numpy())

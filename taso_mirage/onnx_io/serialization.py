@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.ir.model import Model, Weight
+from taso_mirage.onnx_io.external import FileOfZeros, FilesInPlace
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import restore
 from taso_mirage.onnx_io.walk import attributes_of, change_tensors, graphs_inside
@@ -54,24 +55,38 @@ def serialize(model: Model, source: bool = False, without: Collection[str] = ())
 
 
 def serialize_apart(
-    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 12
+    model: Model,
+    source: bool = False,
+    without: Collection[str] = (),
+    above: int = 1 << 12,
+    files: FilesInPlace | FileOfZeros | None = None,
+    aligned: int = 1,
 ) -> tuple[bytes, dict[str, Weight]]:
-    """Serialize a model without the main graph's weights of more than `above` bytes, which are
-    returned by name: the model says that they lie in a file, which does not exist.
+    """Serialize a model without the main graph's weights of more than `above` bytes.
+
+    Those that lie in a file, at a multiple of `aligned` bytes, stay there if `files` are given, or
+    are in a file of zeros. The others are returned by name: the model says that they lie in a file,
+    which does not exist.
 
     Copying them is most of the work for a large model. A weight is the same object in all models
     that share it, and in the model as it was read.
     """
     made = as_onnx(model, source, without)
-    apart: dict[str, Weight] = {}
+    outside, apart = list[str](), dict[str, Weight]()
     for name, value in made.graph.initializers.items():
         old = value.const_value
-        if old is not None and old.nbytes > above and old.dtype in APART:
+        if old is None or old.nbytes <= above:
+            continue
+        kept = None if files is None else files.tensor(old, aligned)
+        if kept is None and old.dtype in APART:
             apart[name] = old
-            value.const_value = ir.ExternalTensor(
+            kept = ir.ExternalTensor(
                 name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
             )
-    return _bytes(made, frozenset(apart)), apart
+        if kept is not None:
+            value.const_value = kept
+            outside.append(name)
+    return _bytes(made, outside), apart
 
 
 def serialize_types(model: Model, source: bool = False, above: int = 1 << 20) -> bytes:
@@ -89,8 +104,8 @@ def serialize_types(model: Model, source: bool = False, above: int = 1 << 20) ->
     return _bytes(made)
 
 
-def _bytes(made: ir.Model, apart: Iterable[str] = ()) -> bytes:
-    kept = {id(made.graph.initializers[name].const_value) for name in apart}
+def _bytes(made: ir.Model, outside: Iterable[str] = ()) -> bytes:
+    kept = {id(made.graph.initializers[name].const_value) for name in outside}
     change_tensors(made, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
     try:
         proto = ir.to_proto(made)

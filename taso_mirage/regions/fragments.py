@@ -64,6 +64,9 @@ from taso_mirage.regions.region_labels import has_every_size, is_loaded, region_
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region that compute elements, and of inputs of one of its
 lanes."""
+BETWEEN = 512
+"""The largest number of terms among which those between the terms of a region are looked for: an
+operand that all layers read is far from the last layer."""
 ROWS = 64
 """A linear layer of floats of more rows is bound by operations, which libraries are good at; but in
 single precision on a GPU, where they leave the tensor cores alone."""
@@ -148,6 +151,8 @@ class _Growing:
         self.ranked: list[Node | None] = list(self.order)
         self.labels: dict[Graph, Labelled | None] = {}
         self.computing: dict[Node, bool] = {}
+        self.accepted: dict[tuple[Graph, tuple[RegionKind, ...]], bool] = {}
+        """Whether terms of these kinds with this graph are a region: equal layers ask again."""
         self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, RegionKind] = {}
         self.moving: set[Node] = set()
@@ -324,8 +329,9 @@ class _Growing:
             below = [a for a in each.args if a in self.kinds and a not in self.region]
             steps += [steps[0].union(*map(self._whole, below))] if below else []
         for whole in steps:
-            wider = sorted(self._hull({*members, *whole}), key=self.position.__getitem__)
-            if self._accepted(wider) and not any(n in without for n in wider):
+            hull = self._hull({*members, *whole})
+            wider = sorted(hull or (), key=self.position.__getitem__)
+            if wider and self._accepted(wider) and not any(n in without for n in wider):
                 return wider
         return None
 
@@ -366,8 +372,9 @@ class _Growing:
         free = [n for n in (*above, *below) if n in self.kinds and n not in members and n not in self.region]
         return list(dict.fromkeys(free))
 
-    def _hull(self, inside: set[Node]) -> set[Node]:
-        """The terms and those that lie between them, whole."""
+    def _hull(self, inside: set[Node]) -> set[Node] | None:
+        """The terms and those that lie between them, whole; None where those that may lie there are
+        more than BETWEEN."""
         first, last = min(self.position[n] for n in inside), max(self.position[n] for n in inside)
         below, above = set[Node](), set[Node]()
         for found, next_ in ((below, lambda n: n.args), (above, lambda n: self.users.get(n, ()))):
@@ -376,6 +383,8 @@ class _Growing:
                 new = [n for n in next_(stack.pop()) if n not in found and first < self.position.get(n, -1) < last]
                 found.update(new)
                 stack += new
+                if len(found) > BETWEEN:
+                    return None
         return inside | {each for n in below & above for each in self._whole(n)}
 
     def _accepted(self, members: Sequence[Node]) -> bool:
@@ -385,10 +394,12 @@ class _Growing:
         if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
             return False
         graph = self.fragment(members)
-        given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
-        if not given or operands_read(graph) > INPUTS * self.lanes:
-            return False
-        return self._labelled(graph) is not None and self._beside(self._lanes(members))
+        key = graph, tuple([self.kinds[n] for n in members])
+        if key not in self.accepted:
+            given = all(is_computed(o.dtype) for o in graph.outputs) and is_loaded(graph)
+            few = given and operands_read(graph) <= INPUTS * self.lanes
+            self.accepted[key] = few and self._labelled(graph) is not None and self._beside(self._lanes(members))
+        return self.accepted[key]
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
         """Whether there are few lanes, each with few inputs and with an operator that computes, and

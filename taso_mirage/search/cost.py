@@ -29,10 +29,12 @@ from taso_mirage.measure.load import observed_load
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target_for as placed
-from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io import serialize, serialize_apart
+from taso_mirage.onnx_io.external import FileOfZeros
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
 from taso_mirage.search.fusion_context import (
+    UNREAD,
     FusionContext,
     Pattern,
     Running,
@@ -46,6 +48,7 @@ from taso_mirage.search.orders import in_one_order
 from taso_mirage.search.passes import Context
 from taso_mirage.search.prediction import PredictedCost, correction_of, fusion_label
 from taso_mirage.system.spending import Purpose, spent
+from taso_mirage.targets.protocol import ZEROS
 from taso_mirage.version import __version__
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
@@ -240,13 +243,22 @@ class MeasuredCost:
 
     def _now(self, what: str, fusion: FusionContext, copies: int, target: Target) -> float | None:
         try:
-            content = serialize(context_model(fusion, self.context, copies))
             self.measured += 1
             if what == "kernels":
-                return _number(self._run(tasks.counted_nodes, content, target))
+                return self._counted(fusion, target)
+            content = serialize(context_model(fusion, self.context, copies))
             return _number(self._run(tasks.operator_seconds, content, target)) / copies
         except UNMEASURABLE:
             return None
+
+    def _counted(self, fusion: FusionContext, target: Target) -> float:
+        """The number of nodes of a fusion context. The runtime is not asked to run them, so large
+        weights are zeros where it takes them from a file."""
+        if not target.shares:
+            return _number(self._run(tasks.counted_nodes, serialize(context_model(fusion, self.context)), target))
+        zeros = FileOfZeros(ZEROS)
+        content, _ = serialize_apart(context_model(fusion, self.context, valued=False), above=UNREAD, files=zeros)
+        return _number(self._run(tasks.counted_nodes, content, target, zeros.size))
 
     def device(self, target: Target | None = None) -> str:
         """The machine that measures, by a target, and this version, as a key."""

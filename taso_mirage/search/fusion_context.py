@@ -13,15 +13,17 @@ import numpy as np
 
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.model import Model, StoredWeight, Weight, repeated_array
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, numpy_dtype, topological, variable, weight
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
-from taso_mirage.operators.work import sized
+from taso_mirage.operators.work import size, sized
 from taso_mirage.search.passes import Context
 
 BLOCK = 1 << 18
 """The smallest number of elements of the block that a large weight repeats."""
+UNREAD = 1 << 20
+"""The number of bytes above which a weight may have no values."""
 TILE = 6
 """The opset from which a weight is written as such."""
 Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
@@ -115,16 +117,16 @@ class _Outside:
         return node not in self.inside
 
 
-def context_model(fusion: FusionContext, context: Context, copies: int = 1) -> Model:
-    """A model that contains a fusion context the given number of times."""
-    return concrete([fusion.node] * copies, fusion.terms, context)
+def context_model(fusion: FusionContext, context: Context, copies: int = 1, valued: bool = True) -> Model:
+    """A model that contains a fusion context the given number of times; see `concrete`."""
+    return concrete([fusion.node] * copies, fusion.terms, context, valued)
 
 
-def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:
+def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context, valued: bool = True) -> Model:
     """A model of terms at fixed sizes. A term that is not inside becomes a leaf; a weight has
-    random values. An output that occurs several times is computed as often, each time over separate
-    leaves."""
-    builder = _Builder(inside, context)
+    random values, or a large one zeros if no values are wanted. An output that occurs several times
+    is computed as often, each time over separate leaves."""
+    builder = _Builder(inside, context, valued)
     results: list[Node] = []
     for i, output in enumerate(outputs):
         if output in outputs[:i]:
@@ -137,8 +139,8 @@ def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context)
 class _Builder:
     """Terms again, over fresh leaves and at fixed sizes."""
 
-    def __init__(self, inside: Container[Node], context: Context) -> None:
-        self.inside, self.sizes = inside, context.sizes
+    def __init__(self, inside: Container[Node], context: Context, valued: bool) -> None:
+        self.inside, self.sizes, self.valued = inside, context.sizes, valued
         self.repeats = context.target.repeats and context.opsets.get("", 17) >= TILE
         self.rng = np.random.default_rng(0)
         self.inputs: list[Node] = []
@@ -165,6 +167,10 @@ class _Builder:
         and that the runtime expands when it loads the model. This takes a tenth of the time of
         writing and reading all values, and runs at the same speed. On a GPU, some kernels require
         initializers."""
+        if not self.valued and size(leaf.tensor) > UNREAD:
+            zeros = np.zeros([int(n) for n in leaf.shape], numpy_dtype(leaf.dtype))  # no memory before a use
+            self.weights[leaf.attr("name")] = StoredWeight(zeros)
+            return leaf
         rows, *rest = map(int, leaf.shape) if leaf.shape else (1,)
         blocks = max(rows * prod(rest) // BLOCK, 1)
         times = gcd(rows, 1 << (blocks.bit_length() - 1))

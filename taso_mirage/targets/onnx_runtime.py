@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -25,7 +26,7 @@ from taso_mirage.devices.stamp import Provider
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor, numpy_dtype
 from taso_mirage.runtime.register import carries_kernels, register
-from taso_mirage.targets.protocol import STANDARD, Arrays, Source, Trusted, plain
+from taso_mirage.targets.protocol import STANDARD, ZEROS, Arrays, Source, Trusted, plain
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
@@ -50,13 +51,16 @@ def inference_session(
     profile: str = "",
     threads: int = 0,
     resting: bool = False,
+    packed: bool = True,
+    beside: str = "/",
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the runtime's full optimization level, or a lower one.
 
     `apart`: the result of `ort_values`; `dump`: a file for the model that the runtime makes of this
     one, with its weights beside it; `profile`: the beginning of the name of a file of its profiler;
     `threads`: of a run, with the caller's; 0: as many as there are cores; `resting`: threads sleep
-    between runs.
+    between runs; `packed`: weights are copied in the order in which kernels read them; `beside`:
+    the folder in which the locations of weights of a source in bytes begin.
     """
     import onnxruntime
 
@@ -71,8 +75,12 @@ def inference_session(
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if isinstance(plain(source), bytes):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", beside)
     if apart:
         options.add_external_initializers(list(apart), list(apart.values()))
     return opened_session(source, providers, options)
@@ -196,14 +204,27 @@ def _dtype(text: str) -> str:
     return names.get(name, name)
 
 
-def runtime_nodes(source: Source, providers: Sequence[Provider]) -> int:
-    """The number of nodes into which the runtime turns a model, with its fusions and layouts."""
+def runtime_nodes(source: Source, providers: Sequence[Provider], zeros: int = 0) -> int:
+    """The number of nodes into which the runtime turns a model, with its fusions and layouts.
+    `zeros`: the bytes of the file of zeros in which it has weights."""
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "optimized.onnx")
-        inference_session(source, providers, dump=path)
-        return node_count(path)
+        return node_count(dumped_graph(source, providers, folder, zeros))
+
+
+def dumped_graph(source: Source, providers: Sequence[Provider], folder: str, zeros: int = 0) -> str:
+    """The file of the model that the runtime makes of this one, in an empty folder, without its
+    large weights: writing them takes most of the time where there are some. `zeros`: the bytes of
+    the file of zeros in which it has weights."""
+    path = os.path.join(folder, "optimized.onnx")
+    if zeros:
+        with open(os.path.join(folder, ZEROS), "wb") as file:
+            file.truncate(zeros)
+    with suppress(OSError, NotImplementedError):  # a system without links gets the weights, too
+        os.symlink(os.devnull, os.path.join(folder, WEIGHTS))
+    inference_session(source, providers, dump=path, packed=False, beside=folder)
+    return path
 
 
 def refused(what: str, error: Exception, runtime: str = "ONNX Runtime") -> RunFailed:

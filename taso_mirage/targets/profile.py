@@ -17,7 +17,7 @@ from typing import Any
 from taso_mirage.devices.cpu.options import FULL_LEVEL, LEVELS
 from taso_mirage.devices.stamp import Provider
 from taso_mirage.onnx_io.groups import ValueType, node_values, number_nodes
-from taso_mirage.targets.onnx_runtime import inference_session, refused, run_of
+from taso_mirage.targets.onnx_runtime import dumped_graph, inference_session, refused, run_of
 from taso_mirage.targets.protocol import Arrays, Source, plain, timed
 
 RUNS, MOST = 3, 300
@@ -212,6 +212,4 @@ def _types(said: Sequence[dict[str, list[int]]]) -> tuple[ValueType, ...]:
 def optimized_operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
     """The operators of the nodes that the runtime makes of a small model."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "optimized.onnx")
-        inference_session(content, providers, dump=path)
-        return [node.op_type for node in number_nodes(path)[0].values()]
+        return [node.op_type for node in number_nodes(dumped_graph(content, providers, folder))[0].values()]

@@ -36,6 +36,8 @@ def plain(source: Source) -> bytes | str:
     return source.model if isinstance(source, Trusted) else source
 
 
+ZEROS = "zeros"
+"""The file of zeros in which a source has its large weights, where it only shows its graph."""
 STANDARD = frozenset(("", "ai.onnx"))
 """The two names of ONNX's own domain."""
 
@@ -167,9 +169,10 @@ class Target(Protocol):
         """Whether `profile.profiled_seconds` is for its runtime: ONNX Runtime on a CPU. On a GPU
         its profiler knows when a kernel was launched, not how long it ran."""
 
-    def nodes(self, source: Source) -> int:
+    def nodes(self, source: Source, zeros: int = 0) -> int:
         """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
-        them or keeps a layout."""
+        them or keeps a layout. `zeros`: on a target that `shares`, the bytes of the file of zeros
+        in which the source has weights."""
 
     # ------------------------------------------------------------ support
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -406,6 +407,7 @@ def opening() -> dict[str, tuple[bool, Opening]]:
         "onnx_runtime.inference_session": (False, lambda source: onnx_runtime.inference_session(source, providers)),
         "onnx_runtime.opened_session": (False, lambda source: onnx_runtime.opened_session(source, providers)),
         "onnx_runtime.runtime_nodes": (False, lambda source: onnx_runtime.runtime_nodes(source, providers)),
+        "onnx_runtime.dumped_graph": (False, dumped),
         "onnx_runtime.starts": (False, lambda source: onnx_runtime.starts(source, providers[0])),
         "profile.profiled": (False, lambda source: profile.profiled(source, providers, INPUTS, 0.0)),
         "profile.profiled_seconds": (False, lambda source: profile.profiled_seconds(source, providers, INPUTS, 0.0)),
@@ -413,6 +415,11 @@ def opening() -> dict[str, tuple[bool, Opening]]:
         "packaging.stamped": (True, lambda model: packaging.stamped(model, CPU)),
         "fine.opened": (True, lambda model: Fine(frozenset()).opened(model, CPU)),
     }
+
+
+def dumped(source: bytes) -> str:
+    with TemporaryDirectory() as folder:
+        return onnx_runtime.dumped_graph(source, ["CPUExecutionProvider"], folder)
 
 
 GIVEN = ("Source", "bytes", "Model", "bytes | str", "Source | _Source")

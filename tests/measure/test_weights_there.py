@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.child import child, in_child
+from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import from_ir, from_proto, load, serialize, serialize_apart
+from taso_mirage.onnx_io.external import FilesInPlace
 from taso_mirage.pipeline.stages import optimize_model
 from taso_mirage.search.config import Config
 from taso_mirage.search.weights import fold_weights
-from taso_mirage.targets.onnx_runtime import inference_session, ort_values
+from taso_mirage.targets.onnx_runtime import dumped_graph, inference_session, ort_values, runtime_nodes
 
 ROOT = Path(__file__).parents[2]
 WIDE = 520
@@ -92,6 +95,60 @@ def test_many_weights_go_in_few_calls(sent: Counter[str], monkeypatch: pytest.Mo
     assert sent["keep_weights"] == 1 + 2
 
 
+def in_a_file(made: Model, folder: Path, begin: int = 0) -> Model:
+    """A model whose large weights were read from a file beside it, from a byte on."""
+    proto, content = onnx.load_from_string(serialize(made)), bytearray(begin)
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) > 1000:
+            for key, value in (("location", "w"), ("offset", len(content)), ("length", len(tensor.raw_data))):
+                tensor.external_data.add(key=key, value=str(value))
+            content += tensor.raw_data
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    (folder / "w").write_bytes(content)
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
+    return load(folder / "m.onnx")
+
+
+@pytest.mark.parametrize("target", [CPU, CPU.serial])
+def test_weights_in_a_file_stay_there(sent: Counter[str], tmp_path: Path, target: Target) -> None:
+    """The runtime maps them itself, as in a user's session: nothing is sent, and nothing stays
+    open."""
+    made, x = in_a_file(layers(2), tmp_path), np.ones((4, WIDE), np.float32)
+    plain = runtime.Session(str(tmp_path / "m.onnx")).run({"x0": x})
+    numbers = os.listdir("/proc/self/fd")
+    for source in (True, False):
+        session = runtime.open_in_child(made, target, source=source)
+        np.testing.assert_array_equal(session.run({"x0": x}), plain)
+    assert sent["bytes"] == 0
+    assert os.listdir("/proc/self/fd") == numbers
+
+
+def test_weights_of_a_file_that_is_another_one_now_are_sent(sent: Counter[str], tmp_path: Path) -> None:
+    """A model runs with the weights that were read, whatever its file becomes."""
+    made, x = in_a_file(layers(2), tmp_path), np.ones((4, WIDE), np.float32)
+    plain = runtime.open_in_child(made).run({"x0": x})
+    for there in ("zeros", "link", "none"):
+        (tmp_path / "w").unlink(missing_ok=True)
+        if there == "link":
+            (tmp_path / "w").symlink_to(tmp_path / "other")
+        (tmp_path / "other").write_bytes(bytes(2 * 4 * WIDE * WIDE))
+        if there == "zeros":
+            (tmp_path / "other").rename(tmp_path / "w")
+        np.testing.assert_array_equal(runtime.open_in_child(made, anew=True).run({"x0": x}), plain)
+    assert sent["bytes"] == 2 * 4 * WIDE * WIDE
+
+
+def test_weights_at_odd_places_of_a_file_are_sent_to_a_processor(sent: Counter[str], tmp_path: Path) -> None:
+    """Weights lie in memory as in the file that will be written."""
+    made, x = in_a_file(layers(1), tmp_path, begin=4), np.ones((4, WIDE), np.float32)
+    runtime.open_in_child(made).run({"x0": x})
+    assert sent["bytes"] == 4 * WIDE * WIDE
+    with FilesInPlace() as files:
+        assert not serialize_apart(made, files=files, aligned=1)[1]
+        assert serialize_apart(made, files=files, aligned=native.ALIGNED)[1]
+
+
 def held() -> int:
     """Bytes of the weights that the process of the runtime has."""
     return sum(each.nbytes for each in native._WEIGHTS.values())
@@ -132,13 +189,22 @@ def test_what_is_computed_twice_is_one_weight() -> None:
     assert all((each.numpy() == 1).all() for each in other.weights.values())
 
 
+@pytest.fixture
+def files() -> Iterator[FilesInPlace]:
+    with FilesInPlace() as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("source", [False, True])
-def test_the_runtime_makes_the_same_of_a_model_whose_weights_are_apart(tmp_path: Path, source: bool) -> None:
+def test_the_runtime_makes_the_same_of_a_model_whose_weights_are_apart(
+    tmp_path: Path, source: bool, files: FilesInPlace
+) -> None:
     """The measured model is the written one: the runtime folds, fuses and lays out shared weights
     too."""
-    for number, made in enumerate((load(ROOT / "models" / "mini_transformer.onnx"), layers(2), convolutions())):
-        content, apart = serialize_apart(made, source, above=100)
-        assert apart
+    read = in_a_file(layers(3), tmp_path)
+    for number, made in enumerate((load(ROOT / "models" / "mini_transformer.onnx"), layers(2), convolutions(), read)):
+        content, apart = serialize_apart(made, source, above=100, files=files)
+        assert bool(apart) == (made is not read)
         graphs = []
         for name, model, weights in (("whole", serialize(made, source), {}), ("apart", content, apart)):
             path = tmp_path / f"{name}{number}.onnx"
@@ -152,6 +218,22 @@ def test_the_runtime_makes_the_same_of_a_model_whose_weights_are_apart(tmp_path:
         assert arrays[0].keys() == arrays[1].keys()
         for each, array in arrays[0].items():
             np.testing.assert_array_equal(array, arrays[1][each])
+
+
+def test_nodes_are_counted_without_writing_weights(tmp_path: Path) -> None:
+    """The runtime makes the same nodes of a model, and no weight of it reaches a disk."""
+    for number, made in enumerate((layers(2), convolutions())):
+        content, folders = serialize(made), [tmp_path / f"{number}{name}" for name in ("whole", "graph")]
+        for folder in folders:
+            folder.mkdir()
+        whole = folders[0] / "optimized.onnx"
+        inference_session(content, ["CPUExecutionProvider"], dump=str(whole))
+        graph = dumped_graph(content, ["CPUExecutionProvider"], str(folders[1]))
+        nodes = [onnx.load(path, load_external_data=False).graph.node for path in (whole, graph)]
+        assert nodes[0] == nodes[1]
+        written = [sum(each.lstat().st_size for each in folder.iterdir()) for folder in folders]
+        assert written[1] < written[0] / 2
+        assert runtime_nodes(content, ["CPUExecutionProvider"]) == len(nodes[0])
 
 
 def convolutions() -> Model:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -84,3 +87,70 @@ def test_writing_takes_the_memory_of_one_weight(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert most < path.stat().st_size / 2
     assert load(tmp_path / "out.onnx").weights.keys() == read.weights.keys()
+
+
+def beside(folder: Path, offset: int) -> Path:
+    """A model with three weights in a file beside it, the first of which begins at an offset."""
+    draw, content, weights = np.random.default_rng(0), bytearray(offset), []
+    for name, rows in {"large": 2000, "larger": 3001, "small": 3}.items():
+        array = draw.standard_normal((rows, 256)).astype(np.float32)
+        tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=array.shape, data_location=1)
+        for key, value in (("location", "w"), ("offset", len(content)), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        content += array.tobytes()
+        weights.append(tensor)
+    nodes = [onnx.helper.make_node("Identity", [w.name], [f"y {w.name}"]) for w in weights]
+    ends = [onnx.helper.make_tensor_value_info(f"y {w.name}", w.data_type, w.dims) for w in weights]
+    graph = onnx.helper.make_graph(nodes, "g", [], ends, weights)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    (folder / "w").write_bytes(content)
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    return folder / "m.onnx"
+
+
+def refusing(*_: int) -> int:
+    raise OSError(errno.EXDEV, "another file system")
+
+
+COPY = os.copy_file_range
+WAYS: dict[str, Callable[..., int]] = {
+    "at once": COPY,
+    "in steps": lambda source, target, count, *at: COPY(source, target, min(count, 100_001), *at),
+    "a part": lambda source, target, count, start, place: (
+        COPY(source, target, 777, start, place) if start < 4096 else 0
+    ),
+    "not at all": refusing,
+}
+
+
+@pytest.mark.parametrize("offset", [0, 6 * 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_system_copies_weights_from_file_to_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, offset: int
+) -> None:
+    """Other bytes than those that the system copies are written; a file that has the path only now
+    is not copied."""
+    moved: list[int] = []
+
+    def counted(*args: int) -> int:
+        moved.append(0)
+        moved[-1] = WAYS[way](*args)
+        return moved[-1]
+
+    monkeypatch.setattr(os, "copy_file_range", counted)
+    read = load(beside(tmp_path, offset))
+    values = {name: weight.numpy().copy() for name, weight in read.weights.items()}
+    for name in ("first", "second"):
+        save(read, tmp_path / f"{name}.onnx", source=True)
+        written = load(tmp_path / f"{name}.onnx").weights
+        assert written.keys() == values.keys()
+        for each, array in values.items():
+            np.testing.assert_array_equal(written[each].numpy(), array)
+        if name == "first":
+            assert moved
+            assert (sum(moved) == 5001 * 256 * 4) == (way in ("at once", "in steps"))
+        else:
+            assert not moved
+        moved.clear()
+        (tmp_path / "w").rename(tmp_path / "before")
+        (tmp_path / "w").write_bytes(bytes(6 << 20))

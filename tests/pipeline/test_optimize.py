@@ -1005,7 +1005,7 @@ def test_what_cannot_go_apart_goes_as_before(monkeypatch: pytest.MonkeyPatch) ->
     runtime.open_in_child(made, CUDA)
     assert list(map(len, opened)) == [1]
 
-    def refused(*_: object) -> Any:
+    def refused(*_: object, **__: object) -> Any:
         raise ValueError("more than 2 GB")
 
     monkeypatch.setattr(runtime, "serialize_apart", refused)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partialmethod
 from itertools import cycle, permutations
@@ -280,6 +280,35 @@ def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> No
     assert (values.shape, values.dtype) == ((rows, 64), np.float32)
     assert distinct * 0.9 < len(np.unique(values)) <= distinct
     assert np.abs(values).max() < 10
+
+
+class Recording(Here):
+    """Keeps the arguments of the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Any, ...]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.given.append(args)
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nodes_are_counted_without_the_numbers_of_large_weights(dtype: str) -> None:
+    """The runtime gets their types alone, and makes the same nodes of them."""
+    kernel, small = weight("w", Tensor(dtype, (2048, 1030))), weight("b", Tensor(dtype, (1030,)))
+    product = term("matmul", variable("x", Tensor(dtype, (4, 2048))), kernel)
+    shifted = FusionContext(term("add", product, small), (FusionContext(product),))
+    fusions = [shifted, FusionContext(term("relu", shifted.node), (shifted,)), FusionContext(product)]
+    cost = measured(where := Recording())
+    found = [cost._count(each) for each in fusions]
+    contents = [serialize(fusion_context.context_model(each, CONTEXT)) for each in fusions]
+    assert found == [measure.counted_nodes(each, CPU) for each in contents]
+    counted = [args for args in where.given if isinstance(args[0], bytes)]
+    assert len(counted) == len(fusions)
+    assert max(len(content) for content, *_ in counted) < 10_000
+    assert {zeros for *_, zeros in counted} == {2048 * 1030 * np.dtype(dtype).itemsize}
 
 
 def test_every_measurement_goes_through_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,8 @@ class Cpu:
     def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         return CpuSession(source, alone, apart, self.options)
 
-    def nodes(self, source: Source) -> int:
-        return onnx_runtime.runtime_nodes(source, [PROVIDER])
+    def nodes(self, source: Source, zeros: int = 0) -> int:
+        return onnx_runtime.runtime_nodes(source, [PROVIDER], zeros)
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         return onnx_runtime.opened_session(model, stamp.providers(), options, stamp.threads, stamp.level)

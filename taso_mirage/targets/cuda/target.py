@@ -75,9 +75,9 @@ class Cuda:
     def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         return CudaSession(source, dict(self.options), alone, apart)
 
-    def nodes(self, source: Source) -> int:
+    def nodes(self, source: Source, zeros: int = 0) -> int:
         load_libraries()
-        return onnx_runtime.runtime_nodes(source, [(PROVIDER, {**dict(self.options), GRAPH: "0"})])
+        return onnx_runtime.runtime_nodes(source, [(PROVIDER, {**dict(self.options), GRAPH: "0"})], zeros)
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
         load_libraries()

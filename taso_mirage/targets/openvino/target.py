@@ -61,7 +61,7 @@ class OpenVino:
     def open(self, source: Source, alone: bool, apart: Arrays) -> RuntimeSession:
         return session.OpenVinoSession(source, dict(self.options))
 
-    def nodes(self, source: Source) -> int:
+    def nodes(self, source: Source, zeros: int = 0) -> int:
         return session.openvino_nodes(source, dict(self.options))
 
     def opened(self, model: Source, stamp: Stamp, graph: bool, options: Any) -> Any:
