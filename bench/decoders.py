@@ -79,8 +79,8 @@ class Room(nn.Module):
 
 
 def row_writer() -> Any:
-    """A class of a cache's layers whose row at a position is written. It is made outside of the step,
-    because a definition of a class ends the graph that dynamo traces."""
+    """A class of a cache's layers whose row at a position is written. It is made outside of the
+    step, because a definition of a class ends the graph that dynamo traces."""
     from transformers.cache_utils import StaticLayer
 
     class Layer(StaticLayer):

@@ -8,9 +8,10 @@ results and interfaces.
     python bench/public.py --only generated:17 --tools onnxsim
 
 Every tool optimizes every model in a process of its own, with a limit for each file; the judge
-(`public_judge.py`) compares results with float64 and interfaces with the original's. `generated`
-are `--count` random models, from the seed `--first` on, `reports` those of `public_reports.py`,
-`graphnet` as many samples of a clone of GraphNet, by each `--exporter` (`models/graphnet`).
+(`public_judge.py`) compares results with float64 and interfaces with the original's, and our
+certificates are verified. `generated` are `--count` random models, from the seed `--first` on,
+`reports` those of `public_reports.py`, `graphnet` as many samples of a clone of GraphNet, by each
+`--exporter` (`models/graphnet`).
 
 Each finding is a line of `--lines` as soon as it is there, and a second call with the same file
 goes on. A shard takes every n-th model; `--merge` counts the lines of all shards. Without a shard
@@ -44,7 +45,7 @@ from peers import peer_versions  # noqa: E402
 from public_judge import CASES, NOT_LOADED, RIGHT, Judged, Verdict  # noqa: E402
 from public_lines import NOT_JUDGED, Lines, counted, merged  # noqa: E402
 from public_reports import REPORTS  # noqa: E402
-from public_tools import INDUCTOR, OUTPUTS, WRITERS, ToolProcess, openvino  # noqa: E402
+from public_tools import INDUCTOR, OUTPUTS, VERIFY, WRITERS, ToolProcess, certificate_of, openvino  # noqa: E402
 
 from models import graphnet  # noqa: E402
 from models.graphnet.__main__ import file_of  # noqa: E402
@@ -115,7 +116,8 @@ def named(options: argparse.Namespace) -> Iterator[Given]:
             )
 
 
-def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
+def verdict(tool: ToolProcess, judged: Judged, place: Path, verifier: ToolProcess) -> Verdict:
+    """The finding about a tool's result, and about its certificate if there is one."""
     source, target = place / "source.onnx", place / "result.onnx"
     for each in place.glob(f"{target.name}*"):
         each.unlink()
@@ -124,9 +126,12 @@ def verdict(tool: ToolProcess, judged: Judged, place: Path) -> Verdict:
     if (failed := tool.optimize(source, target)) is not None:
         return failed
     try:
-        return judged.verdict(onnx.load(target))
+        found = judged.verdict(onnx.load(target))
     except Exception as error:  # the file is no model
         return Verdict(NOT_LOADED, native.first_line(error)[:200])
+    if not certificate_of(target).exists():
+        return found
+    return found.with_certificate(partial(verifier.optimize, source, target))
 
 
 class Judging:
@@ -135,7 +140,7 @@ class Judging:
     def __init__(self, tools: Sequence[str], limit: float, stack: ExitStack) -> None:
         self.tools, self.limit = tools, limit
         self.place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self.processes = {name: stack.enter_context(closing(ToolProcess(name, limit))) for name in tools}
+        self.processes = {name: stack.enter_context(closing(ToolProcess(name, limit))) for name in (*tools, VERIFY)}
 
     def findings(self, given: Given, tools: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
         """The findings of some tools; if the model cannot be judged, the only one has no tool."""
@@ -154,7 +159,9 @@ class Judging:
                 return Verdict(NOT_JUDGED, "there is no torch module")
             runs = public_torch.TorchRuns(given.sample, judged.cases, self.processes[tool], self.place)
             return public_torch.verdict(judged, runs)
-        return openvino(judged, self.limit) if tool in OUTPUTS else verdict(self.processes[tool], judged, self.place)
+        if tool in OUTPUTS:
+            return openvino(judged, self.limit)
+        return verdict(self.processes[tool], judged, self.place, self.processes[VERIFY])
 
 
 def judge(options: argparse.Namespace, lines: Lines | None) -> None:

@@ -1,19 +1,19 @@
 """The judge of `public.py`: an optimized model beside its original, whoever optimized it.
 
 A result is judged in this order, and the first finding counts: the runtime does not load it, its
-interface differs, its outputs differ, it is much larger. Outputs are compared with the original's
-float64 reference by the criterion of docs/design/check.md, on several inputs. Only originals that
-ONNX Runtime loads and that have such a reference are judged. Results run at the level of the
-runtime's own optimizations at which the original is right, so that no tool answers for the runtime.
-Of a tool that runs models and writes none, only the outputs are judged.
+interface differs, its outputs differ, its certificate is refused, it is much larger. Outputs are
+compared with the original's float64 reference by the criterion of docs/design/check.md, on several
+inputs. Only originals that ONNX Runtime loads and that have such a reference are judged. Results
+run at the level of the runtime's own optimizations at which the original is right, so that no tool
+answers for the runtime. Of a tool that runs models and writes none, only the outputs are judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -33,7 +33,9 @@ from taso_mirage.onnx_io.files import from_memory
 REFUSED, CRASHED, LATE = "refused", "crashed", "late"
 """Findings about the tool: it raised an error, its process died, or it took too long."""
 NOT_LOADED, INTERFACE, WRONG, LARGER, RIGHT = "not loaded", "interface", "wrong", "larger", "right"
-KINDS = (CRASHED, LATE, REFUSED, NOT_LOADED, WRONG, INTERFACE, LARGER, RIGHT)
+UNVERIFIED = "unverified"
+"""The finding about a right result whose certificate `taso-mirage verify` does not follow."""
+KINDS = (CRASHED, LATE, REFUSED, NOT_LOADED, WRONG, INTERFACE, UNVERIFIED, LARGER, RIGHT)
 CASES, SIZE = 4, 4
 """The number of input sets on which outputs are compared, and the size of dims that are free."""
 GROWTH, SPARE = 1.5, 1 << 16
@@ -42,10 +44,18 @@ GROWTH, SPARE = 1.5, 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A kind of finding, and what was found."""
+    """A kind of finding, and what was found; `certified` if the result came with a certificate."""
 
     kind: str
     why: str = ""
+    certified: bool = False
+
+    def with_certificate(self, verify: Callable[[], Verdict | None]) -> Verdict:
+        """The finding about a result with a certificate; `verify` gives a finding where it is not
+        followed."""
+        failed = verify() if self.kind in (RIGHT, LARGER) else None
+        found = self if failed is None else Verdict(UNVERIFIED, f"{failed.kind}: {failed.why}")
+        return replace(found, certified=True)
 
 
 @dataclass(frozen=True, slots=True)

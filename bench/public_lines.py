@@ -16,10 +16,12 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from public_judge import KINDS, RIGHT, Verdict  # noqa: E402
+from public_judge import KINDS, RIGHT, UNVERIFIED, Verdict  # noqa: E402
 
 NOT_JUDGED = "not judged"
 """The kind of the only line about a model that cannot be judged; its tool is the empty string."""
+CERTIFIED = "certified"
+"""The key of lines about results with a certificate."""
 SHOWN = 40
 """The largest number of findings of a tool that a row lists."""
 Line = dict[str, Any]
@@ -50,6 +52,7 @@ class Lines:
 
     def add(self, model: str, tool: str, found: Verdict, seconds: float) -> None:
         line: Line = {"model": model, "tool": tool, "kind": found.kind, "why": found.why, "seconds": round(seconds, 2)}
+        line |= {CERTIFIED: True} if found.certified else {}
         self.found.append(line)
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -101,5 +104,6 @@ def _row(tool: str, lines: Sequence[Line]) -> dict[str, Any]:
     counts = Counter(line["kind"] for line in lines)
     findings = [{k: line[k] for k in ("model", "kind", "why")} for line in lines if line["kind"] != RIGHT]
     seconds = round(sum(line["seconds"] for line in lines), 1)
-    kinds = {kind: counts[kind] for kind in KINDS}
+    certified = any(line.get(CERTIFIED) for line in lines)
+    kinds = {kind: counts[kind] for kind in KINDS if kind != UNVERIFIED or certified}
     return {"case": tool, "models": len(lines), **kinds, "seconds": seconds, "findings": findings[:SHOWN]}

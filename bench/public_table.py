@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = ("right", "wrong", "interface", "not loaded", "refused", "crashed", "late", "larger")
+KINDS = ("right", "wrong", "interface", "not loaded", "refused", "crashed", "late", "unverified", "larger")
 EXAMPLES = 2
 """The number of examples of each kind of finding about a tool."""
 
 
 def public(found: dict[str, Any]) -> list[str]:
-    """The number of models by finding, for each corpus and tool."""
-    lines = [f"| models | tool | {' | '.join(KINDS)} |", f"|---|---|{'---:|' * len(KINDS)}"]
+    """The number of models by finding, for each corpus and tool; blank where none was judged so."""
+    rows = [row for corpus in found["corpora"] for row in corpus["rows"]]
+    shown = [kind for kind in KINDS if any(kind in row for row in rows)]
+    lines = [f"| models | tool | {' | '.join(shown)} |", f"|---|---|{'---:|' * len(shown)}"]
     for corpus in found["corpora"]:
         for row in corpus["rows"]:
-            counts = " | ".join(str(row[kind]) for kind in KINDS)
+            counts = " | ".join(str(row.get(kind, "")) for kind in shown)
             lines.append(f"| {corpus['corpus']} | {row['case']} | {counts} |")
     models = ", ".join(f"{corpus['judged']} {corpus['corpus']}" for corpus in found["corpora"])
     others = sum(sum(corpus["not judged"].values()) for corpus in found["corpora"])

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import onnx
 
@@ -36,7 +36,11 @@ from taso_mirage.measure.child import child  # noqa: E402
 from taso_mirage.measure.session import Session  # noqa: E402
 from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
 
-OURS, INDUCTOR = "ours", "inductor"
+OURS, OURS_DEFAULT, INDUCTOR = "ours", "ours default", "inductor"
+VERIFY = "verify"
+"""The process that verifies certificates; no tool."""
+BUDGET = 10.0
+"""Seconds of our effort "default", without measurements, so that slower rewrites stay, too."""
 STARTING = 60.0
 """Seconds that the first file of a process may take longer, which imports the tool."""
 LEVELS = {
@@ -58,10 +62,22 @@ def of_runtime(level: str, source: str, target: str) -> None:
     onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def of_ours(source: str, target: str) -> None:
+def certificate_of(target: Path | str) -> Path:
+    """The file of the certificate of a result."""
+    return Path(f"{target}.json")
+
+
+def of_ours(source: str, target: str, **options: Any) -> None:
     import taso_mirage
 
-    taso_mirage.optimize(source, effort="quick", output=target)
+    taso_mirage.optimize(source, output=target, certificate=certificate_of(target), **options)
+
+
+def verified(source: str, target: str) -> None:
+    """`taso-mirage verify` of a result. Raises its errors."""
+    from taso_mirage.cli.verify import verify
+
+    verify(Path(source), Path(target), certificate_of(target))
 
 
 def of_peer(tool: str, source: str, target: str) -> None:
@@ -69,7 +85,8 @@ def of_peer(tool: str, source: str, target: str) -> None:
 
 
 WRITERS: Mapping[str, Callable[[str, str], None]] = {
-    OURS: of_ours,
+    OURS: partial(of_ours, effort="quick"),
+    OURS_DEFAULT: partial(of_ours, measure=False, kernels="off", budget=BUDGET),
     **{name: partial(of_runtime, level) for name, level in LEVELS.items()},
     **{name: partial(of_peer, name) for name in TOOLS},
 }
@@ -104,7 +121,7 @@ def serve(write: Callable[[str, str], None]) -> None:
 
 
 def main() -> None:
-    serve(public_torch.answer if sys.argv[1] == INDUCTOR else WRITERS[sys.argv[1]])
+    serve({**WRITERS, INDUCTOR: public_torch.answer, VERIFY: verified}[sys.argv[1]])
 
 
 class ToolProcess:

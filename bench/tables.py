@@ -392,6 +392,8 @@ TABLES = {
     "public-cpu2 findings": findings,
     "public_ours-cpu2": public,
     "public_ours-cpu2 findings": findings,
+    "public_verified-cpu2": public,
+    "public_verified-cpu2 findings": findings,
     "public_reports-cpu2": public,
     "public_reports-cpu2 kinds": kinds,
     "compiled-cpu2": public,

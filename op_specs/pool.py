@@ -1,5 +1,7 @@
 """Pooling over one to three axes, and over all of them."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from op_specs.conv import seen, windows
@@ -66,16 +68,29 @@ def pool_attributes(call: Call) -> dict[str, Ints]:
     attrs = {"kernel": kernel, **windows(call, sizes, kernel)}
     extra = (0,) * len(kernel)
     if call.attrs.get("ceil_mode", 0) and call.attrs.get("auto_pad", "NOTSET") == "NOTSET":
+        attrs["kernel"] = tuple(_inside(*row) for row in _rows(sizes, **attrs))
         extra = _extra(sizes, **attrs)
     elif call.attrs.get("ceil_mode", 0) and call.attrs["auto_pad"] == "VALID":
         raise Unsupported("auto_pad VALID with ceil_mode")
     return {**attrs, "extra": extra}
 
 
-def _extra(sizes: Dims, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Ints:
+def _rows(sizes: Dims, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Iterator[tuple]:
+    """The numbers of each axis."""
     lows, highs = pads[: len(kernel)], pads[len(kernel) :]
-    rows = zip(sizes, kernel, strides, lows, highs, dilations, strict=True)
-    return tuple(_reach(*row) for row in rows)
+    return zip(sizes, kernel, strides, lows, highs, dilations, strict=True)
+
+
+def _extra(sizes: Dims, **attrs: Ints) -> Ints:
+    return tuple(_reach(*row) for row in _rows(sizes, **attrs))
+
+
+def _inside(n, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
+    """The kernel without what reaches beyond the padding, if there is a single window, which has
+    all elements: exporters write the number of channels for the whole image."""
+    if isinstance(n, Symbolic) or dilation > 1 or not 0 < kernel - (n + low + high) < stride:
+        return kernel
+    return n + low + high
 
 
 def _reach(n, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:

@@ -31,6 +31,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.content import array_digest
 from taso_mirage.onnx_io.content_terms import Opened, matching, opened
 from taso_mirage.onnx_io.opened_loops import LoopWithoutState, OpenedLoop, ResultsOfLoops, changes_in_steps
+from taso_mirage.onnx_io.read_again import over_weights
 from taso_mirage.onnx_io.written import has_definition, written_as
 from taso_mirage.operators.folding import SMALL
 from taso_mirage.operators.interpret import interpret
@@ -100,7 +101,7 @@ class _Reader:
         self._equal: list[tuple[Node, Node]] = []
         self._without: list[LoopWithoutState] = []
         self._sides: dict[int, Instance] = {}
-        self._add(term for _, term in self.outputs)
+        self._add(view.whole())
 
     def _add(self, outputs: Iterable[Node]) -> None:
         for node in topological(outputs):
@@ -302,10 +303,12 @@ class _Reader:
         self._add(each for pair in renamed for each in pair)
         defined = [*self._defined(optimized.opsets)]
         self._add(new for _, new in defined)
+        read = [*self._read_again(optimized.opsets)]
+        self._add(new for _, new in read)
         alike = [*self._alike()]
         self._add(new for _, new in alike)
         classes = EqualTerms(self.terms)
-        for old, new in (*self._equal, *renamed, *defined, *alike):
+        for old, new in (*self._equal, *renamed, *defined, *read, *alike):
             classes.union(old, new)
         self._close(classes, {**self.loops, **view.results})
         self.found.terms = len(self.terms)
@@ -348,6 +351,14 @@ class _Reader:
                 with suppress(Unsupported):
                     if (body := written_as(node, opsets)) is not None:
                         yield node, body
+
+    def _read_again(self, opsets: Mapping[str, int]) -> Iterator[tuple[Node, Node]]:
+        """Terms over weights, each with the one that a reader finds, which knows small weights."""
+        known = {old: new for old, new in self._equal if new.op == "weight"}
+        for node in self.terms:
+            args = tuple(known.get(each, each) for each in node.args)
+            if (found := over_weights(node, args, opsets, self.weights)) is not None:
+                yield node, found
 
     def _alike(self) -> Iterator[tuple[Node, Node]]:
         """Weights, and constants of equal content: a small weight is read as a constant. The reader

@@ -3,7 +3,7 @@ nodes' origins)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
@@ -19,6 +19,10 @@ from taso_mirage.system.wording import option
 DRAWN = 65_521
 """The largest number of random numbers that are drawn for an array; they repeat, since drawing all
 of a decoder's cache takes as long as many runs. A prime number, so that no two rows are equal."""
+
+
+WORDS = tuple(map(str, range(10)))
+"""Texts where a model names none: numbers, which an operator may read."""
 
 
 class Weight(Protocol):
@@ -67,10 +71,11 @@ class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are the assumed sizes of its free dims, `integers` the values of
     scalars that choose a branch, `rows` those of the tables that integers of an input index,
-    `shares` the inputs whose floats are between 0 and 1, `scales` the lengths of the rows of
-    inputs whose floats are small; `defaults` are the values of inputs that a
-    caller leaves out; `source` is the model as it was read, where the header is not. `trusted`: its
-    kernels may run, since they were made here, or the user says so; else they are data."""
+    `shares` the inputs whose floats are between 0 and 1, `words` the texts that operators look for
+    in an input, `scales` the lengths of the rows of inputs whose floats are small; `defaults` are
+    the values of inputs that a caller leaves out; `source` is the model as it was read, where the
+    header is not. `trusted`: its kernels may run, since they were made here, or the user says so;
+    else they are data."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -84,6 +89,7 @@ class Model:
     integers: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     shares: Collection[str] = ()
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
     defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
@@ -134,7 +140,8 @@ def random_inputs(
     kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Inputs by name: normal floats, or shares, rows of the table that integers index, other
-    integers 0 or 1 (masks), fair booleans, the model's own `integers`.
+    integers 0 or 1 (masks), fair booleans, the model's own `integers`, texts that it knows or
+    numbers as texts.
 
     `sizes` fixes symbols. Inputs with a default have its value.
 
@@ -150,7 +157,8 @@ def random_inputs(
         if name in model.integers and name not in found and not wide and name not in extreme:
             found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
         elif name not in found:
-            array = random_array(node, rng, known, wide, name in extreme, model.rows.get(name))
+            told = model.rows.get(name), model.words.get(name, ())
+            array = random_array(node, rng, known, wide, name in extreme, *told)
             array = np.exp(-np.abs(array)) if name in model.shares and array.dtype.kind == "f" else array
             found[name] = _with_rows_of(array, model.scales[name]) if name in model.scales else array
     return found
@@ -168,15 +176,18 @@ def random_array(
     wide: bool = False,
     extreme: bool = False,
     rows: int | None = None,
+    words: Sequence[str] = (),
 ) -> NDArray[Any]:
-    """A random value of the type of `node`, integers 0, 1 or those of `rows` of a table: an array,
-    also where the rank is 0."""
-    if node.tensor.shape is None or node.dtype == "string":
+    """A random value of the type of `node`, integers 0, 1 or those of `rows` of a table, texts from
+    `words` and one other, or numbers as texts: an array, also where the rank is 0."""
+    if node.tensor.shape is None:
         raise InvalidOption(
             f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use {option('inputs')}"
         )
-    dtype = numpy_dtype(node.dtype)
     shape = tuple(evaluate(d, sizes) for d in node.shape)
+    if node.dtype == "string":
+        return np.asarray(rng.choice(np.array([*words, *(WORDS[:1] if words else WORDS)], object), shape))
+    dtype = numpy_dtype(node.dtype)
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":

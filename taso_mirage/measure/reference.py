@@ -41,8 +41,8 @@ TOLD = frozenset(("to", "dtype", "output_dtype", "stash_type"))
 
 
 class NoReference(TasoMirageError):
-    """Raised if the original has no float64 evaluation, because a node without a definition cannot
-    be run alone."""
+    """Raised if the original has no float64 evaluation: a node without a definition cannot be run
+    alone, or there is too little memory."""
 
 
 class FloatReference:
@@ -72,7 +72,10 @@ class FloatReference:
         env, sizes = self._leaves(inputs)
         env |= self._constants()
         env |= self._decided(inputs, sizes)
-        values = interpret(self.outputs, self.meaning, env, self._opaque, sizes, after, self._weight)
+        try:
+            values = interpret(self.outputs, self.meaning, env, self._opaque, sizes, after, self._weight)
+        except MemoryError as error:  # of a step inside of an operator, which no type shows
+            raise NoReference(f"there is too little memory: {error}") from None
         return [values[o] for o in self.outputs]
 
     def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
+from taso_mirage.errors import InvalidModel, RunFailed, RunRefused, RuntimeCrashed
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.measure import native
@@ -276,10 +276,10 @@ def _at_lower_level(model: Model, target: Target) -> Session | None:
     *higher, lowest = lower_levels(target) or (target,)
     try:
         found = open_in_child(model, lowest, source=True)
-    except RunRefused:
+    except (RunRefused, RuntimeCrashed):
         return None
     for level in higher:
-        with suppress(RunRefused):
+        with suppress(RunRefused, RuntimeCrashed):
             return open_in_child(model, level, source=True)
     return found
 
@@ -287,12 +287,15 @@ def _at_lower_level(model: Model, target: Target) -> Session | None:
 def original(model: Model, target: Target = CPU, anew: bool = False) -> Session:
     """A session on the model as it was read, on the CPU at the highest level of the runtime's own
     optimizations at which it loads: its `target` says so; `anew` as in `open_in_child`. Raises
-    InvalidModel where the runtime refuses it at every level."""
+    InvalidModel where the runtime refuses it at every level, and RuntimeCrashed where it crashes on
+    it."""
     try:
         return open_in_child(model, target, source=True, anew=anew)
-    except RunRefused as error:
+    except (RunRefused, RuntimeCrashed) as error:
         if (lower := _at_lower_level(model, target)) is not None:
             return lower
+        if isinstance(error, RuntimeCrashed):
+            raise
         why = CUSTOM if UNREGISTERED in str(error) else UNOPTIMIZABLE
         raise InvalidModel(f"{error}; {why}") from None
 

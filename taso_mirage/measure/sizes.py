@@ -100,10 +100,9 @@ def kept_integers(model: Model, given: Sequence[Arrays]) -> Arrays:
     return {name: known[name] for name in names if name in known}
 
 
-def _can_be_made(node: Node, kept: Arrays) -> bool:
-    """Whether random values of an input can be generated, which excludes sequences, maps and
-    strings."""
-    return node.tensor.shape is not None and (node.dtype != "string" or node.attr("name") in kept)
+def _can_be_made(node: Node) -> bool:
+    """Whether random values of an input can be generated, which excludes sequences and maps."""
+    return node.tensor.shape is not None
 
 
 def _is_choice(node: Node) -> bool:
@@ -128,7 +127,7 @@ def settle(
     first = dict(asked[0][0])
     scalars = {name: values for name, values in choices(model).items() if name not in kept}
     free = [name for name in first if name not in held]
-    if not (free or scalars) or not all(_can_be_made(n, kept) for n in model.graph.inputs):
+    if not (free or scalars) or not all(_can_be_made(n) for n in model.graph.inputs):
         return SettledSizes(asked, {})
     looked = _Trials(model, session, kept, scalars)
     candidates = _Candidates(model, relations(model), first, free, default)

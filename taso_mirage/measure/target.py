@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from taso_mirage.errors import InputsRefused, InvalidModel, RunRefused
+from taso_mirage.errors import InputsRefused, InvalidModel, RunRefused, RuntimeCrashed
 from taso_mirage.operators.ops import load_specs
 from taso_mirage.targets.cpu.target import CPU, UNOPTIMIZED, Cpu
 from taso_mirage.targets.cuda.target import CUDA
@@ -56,15 +56,16 @@ def full_level(target: Target) -> Target:
 
 
 def at_running_level(run: Callable[[Target], Found], target: Target, runs: Callable[[Target], bool]) -> Found:
-    """The result of a function of a target; where an original does not load or run there, at the
-    highest lower level of the runtime's own optimizations at which it `runs`.
+    """The result of a function of a target; where an original does not load or run there, or
+    crashes the runtime, at the highest lower level of the runtime's own optimizations at which it
+    `runs`.
 
-    Raises the error of the first call where it runs at none.
+    Raises the error of the first call where it runs at none, or where the crash has another cause.
     """
     try:
         return run(target)
-    except (InvalidModel, RunRefused, InputsRefused):
+    except (InvalidModel, RunRefused, InputsRefused, RuntimeCrashed) as error:
         *higher, lowest = lower_levels(target) or (target,)
-        if lowest == target or not runs(lowest):
+        if lowest == target or not runs(lowest) or (isinstance(error, RuntimeCrashed) and runs(target)):
             raise
         return run(next(each for each in (*higher, lowest) if runs(each)))

@@ -81,6 +81,12 @@ class Opened:
             self.done[node] = self._opened(node)
         return tuple(self.done[n] for n in nodes)
 
+    def whole(self) -> tuple[Node, ...]:
+        """The terms of the model's outputs, and of all of its nodes: results of a loop are no terms
+        over what it computes besides, and a rewrite may take that and something else together."""
+        made = self(self.model.nodes())
+        return (*self(self.model.graph.outputs), *(each for each in made if each not in self.loops))
+
     def _opened(self, node: Node) -> Node:
         if node in self.leaves:
             return self.leaves[node]

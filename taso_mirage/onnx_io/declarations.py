@@ -32,6 +32,26 @@ def file_names(terms: Mapping[str, Node], inputs: Sequence[ir.Value]) -> DimName
     return found
 
 
+def inner_names(names: Mapping[Node, str], values: Mapping[str, ir.Value]) -> DimNames:
+    """The names in a file of sizes that no input has, where they are no symbols: "u0 + 128", for
+    example. `names` are those of the values of terms."""
+    found: dict[str, str | None] = {}
+    for node, name in names.items():
+        value, type = values.get(name), node.type
+        if (
+            value is None
+            or value.shape is None
+            or not isinstance(type, Tensor)
+            or len(type.shape or ()) != len(value.shape)
+        ):
+            continue
+        for dim, said in zip(type.shape or (), value.shape, strict=True):
+            text = None if isinstance(said, int) else said.value
+            if text is not None and not text.isidentifier() and not isinstance(dim, int) and symbols(dim) == {str(dim)}:
+                found[str(dim)] = text
+    return found
+
+
 def declare(value: ir.Value, type: Tensor, names: DimNames = NOT_RENAMED) -> None:
     """Set a value's type. A dim over symbols that the file names otherwise is left out, because a
     reader would take its names for those of other sizes."""
@@ -43,6 +63,14 @@ def declare(value: ir.Value, type: Tensor, names: DimNames = NOT_RENAMED) -> Non
     value.type = ir.TensorType(dtype)
     if type.shape is not None:
         value.shape = ir.Shape([_written(d, names) for d in type.shape])
+
+
+def declare_unknown(value: ir.Value, type: Tensor, names: DimNames) -> None:
+    """Set the type of a value that has sizes without a name, or no shape: a reader would name them
+    otherwise than the declared values behind it."""
+    free = any(not isinstance(dim, int) for dim in type.shape or ())
+    if free and (value.shape is None or value.shape.has_unknown_dim()):
+        declare(value, type, names)
 
 
 def _written(dim: Dim, names: DimNames) -> int | str | None:

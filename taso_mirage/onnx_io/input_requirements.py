@@ -1,10 +1,12 @@
 """Requirements of a model on its inputs: numbers with which it compares integers to choose a
-branch, and floats that must be between 0 and 1, such as a detector's thresholds."""
+branch, floats that must be between 0 and 1, such as a detector's thresholds, and texts that it
+knows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.ir.model import Model
@@ -41,6 +43,26 @@ def share_inputs(source: ir.Model) -> frozenset[str]:
     nodes = [node for part in graphs_inside(source) for node in part if node.domain == ""]
     asked = [node.inputs[i] for node in nodes for i in SHARES.get(node.op_type, ()) if i < len(node.inputs)]
     return frozenset(name for value in asked if (name := input_of(value, PARTS)) is not None)
+
+
+def known_words(source: ir.Model) -> dict[str, tuple[str, ...]]:
+    """By name of an input of texts: those that operators look for in it, in their attributes or
+    other operands."""
+    texts = {str(value.name) for value in source.graph.inputs if value.dtype == ir.DataType.STRING}
+    found: dict[str, dict[str, None]] = {}
+    for node in (node for part in graphs_inside(source) for node in part) if texts else ():
+        for name in texts.intersection(map(input_of, node.inputs)):
+            found.setdefault(name, {}).update(dict.fromkeys(_words(node)))
+    return {name: tuple(words) for name, words in found.items() if words}
+
+
+def _words(node: ir.Node) -> Iterator[str]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.STRINGS and not attribute.is_ref():
+            yield from attribute.as_strings()
+    for value in node.inputs:
+        if value is not None and value.const_value is not None and value.const_value.dtype == ir.DataType.STRING:
+            yield from (each.decode(errors="replace") for each in np.ravel(value.const_value.numpy()))
 
 
 def input_of(value: ir.Value | None, carries: Collection[str] = CARRIES) -> str | None:

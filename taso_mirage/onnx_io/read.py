@@ -19,7 +19,7 @@ from taso_mirage.onnx_io.attributes import attribute_value, meant, plain_attribu
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.constants import inside_terms, uniform
 from taso_mirage.onnx_io.declared import declared_elsewhere
-from taso_mirage.onnx_io.input_requirements import share_inputs
+from taso_mirage.onnx_io.input_requirements import known_words, share_inputs
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import typed
@@ -80,6 +80,7 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
         opaque=reader.reasons,
         rows=indexed_rows(graph),
         shares=share_inputs(source),
+        words=known_words(source),
         defaults=reader.defaults,
         trusted=trusted,
     )

@@ -14,7 +14,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
-from taso_mirage.onnx_io.declarations import declare, file_names
+from taso_mirage.onnx_io.declarations import declare, declare_unknown, file_names, inner_names
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
@@ -73,7 +73,8 @@ class _Writer:
         self.counter = 0
         self.pinned: dict[Node, str] = {}
         self.old = values_by_name(self.header.graph)
-        self.dims = file_names({n.attr("name"): n for n in model.graph.inputs}, self.header.graph.inputs)
+        terms = {n.attr("name"): n for n in model.graph.inputs}
+        self.dims = {**inner_names(model.names, self.old), **file_names(terms, self.header.graph.inputs)}
 
     def write(self) -> ir.Model:
         self._reserve_names()
@@ -316,7 +317,10 @@ class _Writer:
         old, count = call.node, len(call.node.inputs)
         names = [n if o else "" for n, o in zip(self._output_names(node), call.outputs, strict=True)]
         outputs = [ir.Value(name=n, type=o.type, shape=o.shape) for n, o in zip(names, old.outputs, strict=True)]
-        for value in outputs:
+        types = node.type if isinstance(node.type, tuple) else (node.type,)
+        for value, type in zip(outputs, types, strict=False):
+            if value.name and isinstance(type, Tensor):
+                declare_unknown(value, type, self.dims)
             self._describe(value)
         inputs = [self._value(a) for a in node.args[:count]]
         captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))

@@ -40,7 +40,7 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
     name."""
     weights = {**result.weights, **result.original.weights}
     view = opened(replace(result.original, weights=weights))
-    book = _Book(view(result.original.graph.outputs), result.rules.equations, proofs)
+    book = _Book(view.whole(), result.rules.equations, proofs)
     if result.changed:
         book.follow(view, result.unfused or result.model, result.steps, equations)
     return {
@@ -91,7 +91,7 @@ def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:
 class _Book:
     """Numbers of terms, and the records so far."""
 
-    def __init__(self, outputs: Sequence[Node], rules: Sequence[Equation], proofs: Proofs) -> None:
+    def __init__(self, terms: Sequence[Node], rules: Sequence[Equation], proofs: Proofs) -> None:
         self.rules, self.proofs = rules, proofs
         self.equalities: list[dict[str, Any]] = []
         self.records: list[list[Any]] = []
@@ -99,7 +99,7 @@ class _Book:
         self._numbers: dict[Node, int] = {}
         self._like: dict[tuple[Any, ...], int] = {}
         self._written: dict[tuple[tuple[str, ...], Instance], int] = {}
-        for node in topological(outputs):
+        for node in topological(terms):
             self._number(node)
 
     def follow(self, view: Opened, end: Model, steps: Iterable[RewriteStep], equations: Mapping[str, Equation]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 import taso_mirage
-from taso_mirage.errors import InvalidModel, RunRefused
+from taso_mirage.errors import InvalidModel, RunRefused, RuntimeCrashed
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target, at_running_level, full_level, lower_levels
 from taso_mirage.onnx_io.files import from_memory
@@ -47,6 +47,18 @@ def misfit(rows: str = "1") -> onnx.ModelProto:
     return parsed(text, two=two, eps=eps, scale=np.array([0.5, -2], np.float32))
 
 
+def crashing() -> onnx.ModelProto:
+    """The runtime computes the quotient of constants when it loads the model, and dies of it; the
+    branch does not run for small operands."""
+    divides = "d () => (int32[2,3] p) { q = Div(a, b) p = Add(x, q) }"
+    graph = (
+        "g (int32[2,3] x) => (int32[2,3] y) { m = ReduceMax<keepdims = 0>(x) c = Greater(m, most) "
+        f"y = If (c) <then_branch = {divides}, else_branch = e () => (int32[2,3] r) {{ r = Neg(x) }}> }}"
+    )
+    low, minus, most = (np.asarray(each, np.int32) for each in ([-(2**31)], [-1], 2**30))
+    return parsed(graph, a=low, b=minus, most=most)
+
+
 def optimized(model: onnx.ModelProto, file: Path) -> Result:
     found = taso_mirage.optimize(model, measure=False, kernels="off", output=file, return_result=True)[1]
     assert isinstance(found, Result)
@@ -67,6 +79,26 @@ def test_a_model_that_loads_only_below_the_full_level(tmp_path: Path) -> None:
     x = np.array([[-1, 0.25, 2], [0.5, -0.5, 1]])
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.clip(x, 0, 0.75))
     assert all(each.passed for each in numbers(from_memory(model), from_memory(onnx.load(file)), {}))
+
+
+def test_a_model_that_crashes_the_runtime_at_the_full_level(tmp_path: Path) -> None:
+    model, file = crashing(), tmp_path / "out.onnx"
+    with pytest.raises(RuntimeCrashed, match="SIGFPE"):
+        runtime.Session(model.SerializeToString())
+    assert "at their level ORT_DISABLE_ALL" in " ".join(optimized(model, file).notes)
+    x = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.testing.assert_array_equal(taso_mirage.session(file).run(None, {"x": x})[0], -x)
+    assert runtime.original(from_memory(model)).target == UNOPTIMIZED
+
+
+def test_a_model_that_crashes_the_runtime_at_every_level() -> None:
+    always = parsed(
+        "g (float[3] x) => (float[3] y) { q = Div(a, b) f = Cast<to = 1>(q) y = Add(x, f) }",
+        a=np.array([-(2**31)], np.int32),
+        b=np.array([-1], np.int32),
+    )
+    with pytest.raises(RuntimeCrashed, match="SIGFPE"):
+        taso_mirage.optimize(always, effort="quick")
 
 
 @pytest.mark.parametrize("rows", ["1", "N"])
@@ -134,3 +166,13 @@ def test_the_highest_level_at_which_it_runs_is_used(works: int | None) -> None:
         assert asked == [UNOPTIMIZED]
     else:
         assert at_running_level(run, CPU, runs) == lower_levels(CPU)[works]
+
+
+def test_a_crash_at_a_level_at_which_the_original_runs_is_raised() -> None:
+    """Something else than the original caused it."""
+
+    def run(target: Target) -> Target:
+        raise RuntimeCrashed("later")
+
+    with pytest.raises(RuntimeCrashed, match="later"):
+        at_running_level(run, CPU, lambda target: True)

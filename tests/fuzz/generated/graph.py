@@ -48,7 +48,7 @@ class Impossible(Exception):
 class RandomGraph:
     """Nodes, weights and inputs that fit each other; a graph inside of another one sees its values.
     `focus` is the probability that an operator reads the latest value that fits, `most` the number
-    of elements of a value."""
+    of elements of a value, `texts` whether inputs may be texts."""
 
     def __init__(self, random: Random, opset: int, dtype: int = FLOAT, outer: RandomGraph | None = None) -> None:
         self.random, self.opset, self.dtype, self.outer = random, opset, dtype, outer
@@ -62,6 +62,7 @@ class RandomGraph:
         self.steps: Sequence[Callable[[RandomGraph], object]] = () if outer is None else outer.steps
         self.focus: float = 0.0 if outer is None else outer.focus
         self.most: int = LARGEST if outer is None else outer.most
+        self.texts: bool = False if outer is None else outer.texts
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.numbers = np.random.default_rng(random.randrange(2**32))
 
@@ -141,7 +142,9 @@ class RandomGraph:
 
     def given(self, dtype: int, shape: Shape) -> Value:
         """A new input, or a weight inside of bodies and where there are many inputs. Strings are
-        the texts of integers, since nobody draws strings as inputs."""
+        often the texts of integers."""
+        if self.texts and dtype == STRING and not self.depth and len(self.inputs) < 5 and self.chance(0.5):
+            return self.input(dtype, shape)
         if dtype == STRING and self.chance(0.7):
             return self.add("Cast", self.given(INT64, shape), to=STRING)
         if not self.depth and len(self.inputs) < 5 and dtype != STRING and self.chance(0.7):

@@ -15,7 +15,7 @@ from fuzz.generated.kernels import NEWEST
 from fuzz.generated.motifs import MOTIFS
 from fuzz.generated.names import rename
 from fuzz.generated.operators import STEPS
-from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, Shape, Value
+from fuzz.generated.values import BFLOAT, BOOL, DOUBLE, FLOAT, HALF, INT64, STRING, Shape, Value
 
 MODULES = (algebra, bodies, containers, layers, microsoft, movement, quantized)
 """Modules that register steps when they are imported."""
@@ -26,6 +26,10 @@ LARGE = 0.15
 SHAPES = ([2, 3, 4], [1, 4], [4], [1, 2, 6, 6], [2, 4, 4, 4], [2, 6], [3, 4, 6], [], [1, 3, 8], [0, 3])
 LARGER = ([1, 16, 14, 14], [2, 8, 64], [64, 32], [1, 12, 16, 16], [1, 32, 8, 8], [4, 128])
 DOMAINS = {MICROSOFT: 1, MACHINE_LEARNING: 3, bodies.LOCAL: 1}
+TEXTS = 6000
+"""The first seed whose models may have texts as inputs; tables have results of those before."""
+OF_TEXTS = ("StringConcat", "RegexFullMatch", "ai.onnx.ml.LabelEncoder", "SequenceLength")
+"""Steps that follow on such an input."""
 TAUGHT = frozenset({"If", "Loop", "Scan", "function"})
 """Steps that are drawn more often."""
 
@@ -44,6 +48,7 @@ def model_of(seed: int) -> onnx.ModelProto:
     g.steps = tuple(STEPS[each] for each in names)
     g.focus = random.choice((0.0, 0.3, 0.8))
     g.most = 2**16 if random.random() < LARGE else LARGEST
+    g.texts = seed >= TEXTS
     given(g)
     for _ in range(random.randint(3, 22)):
         if random.random() < 0.4:
@@ -80,6 +85,11 @@ def given(g: RandomGraph) -> None:
             g.choice((INT64, BOOL, onnx.TensorProto.INT32, onnx.TensorProto.UINT8)),
             g.choice(((3,), (2, 3), ())),
         )
+    if g.texts and g.chance(0.3):
+        g.input(STRING, g.choice((("N", 2), (2, 2), (3,), ())))
+        for each in g.random.sample(OF_TEXTS, 2):
+            with suppress(Impossible):
+                STEPS[each](g)
 
 
 def outputs(g: RandomGraph) -> list[Value]:
