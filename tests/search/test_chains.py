@@ -3,6 +3,7 @@ chains in which one step is another one keep that step as it is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -18,7 +19,7 @@ from taso_mirage.certificates.follow import follow
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT
 from taso_mirage.certificates.judge import CaseJudge
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir.terms import Tensor, substitute, topological, variable
+from taso_mirage.ir.terms import Tensor, constant, substitute, topological, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.content_terms import opened
 from taso_mirage.onnx_io.files import from_memory
@@ -117,7 +118,6 @@ LATER = {
     "another function": {"n": "Sigmoid(g{t})"},
     "another weight": {"q": "MatMul(h{s}, T)"},
     "another order of operands": {"k": "Mul(c{s}, f{t})"},
-    "another element": {"x": "Gather<axis = 1>(X, i2)"},
     "a state of an earlier step": {"q": "MatMul(h4, R)"},
     "states that changed places": {"q": "MatMul(c{s}, R)"},
     "a number": {"e": "Elu<alpha = 0.5>(c{t})"},
@@ -134,6 +134,64 @@ def test_a_step_that_is_another_one_stays(name: str) -> None:
     before, after, steps = rerolled(proto)
     assert all(FEWEST - 1 <= count_of(each) <= 14 for each in loops(after))
     followed(before, after, steps)
+
+
+def numbered(numbers: Sequence[Any], cell: Mapping[str, str], **given: Any) -> onnx.ModelProto:
+    """A recurrence whose step `t` reads the number `r{t}`."""
+    proto = model(cell=cell, **given)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, f"r{t}") for t, a in enumerate(numbers))
+    return proto
+
+
+SCALED = {
+    name: made
+    for key in CELL
+    for name, made in (((key, CELL[key]), ("v", "Mul(g{t}, r{t})")) if key == "g" else ((key, CELL[key]),))
+}
+SCALED["f"] = "Sigmoid(v{t})"
+SINES = [np.array(np.sin(7 * t), np.float32) for t in range(COUNT + 1)]
+BACKWARD = {t: {"x": f"Gather<axis = 1>(X, i{COUNT + 1 - t})"} for t in range(1, COUNT + 1)}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_numbers_of_each_step_are_a_sequence(backward: bool) -> None:
+    """Numbers of a schedule, in both directions of the other sequence."""
+    given = {"changes": BACKWARD, "order": tuple(range(COUNT, 0, -1))} if backward else {}
+    before, after, steps = rerolled(numbered(SINES, SCALED, **given))
+    (loop,) = loops(after)
+    assert (count_of(loop), loop.attr("sequences"), loop.attr("backward")) == (COUNT, 2, int(backward))
+    followed(before, after, steps)
+
+
+def test_the_place_of_a_step_chooses_a_row_of_a_table() -> None:
+    """An embedding of positions, and elements of a sequence in another order."""
+    table = {**CELL, "a": "Gather(S, r{t})", "g": "Add(b{t}, q{t})", "b": "Add(p{t}, a{t})"}
+    cell = {name: table[name] for name in ("x", "p", "q", "a", "b", *[n for n in CELL if n not in "xpq"])}
+    before, after, steps = rerolled(numbered([np.array(t % 4) for t in range(COUNT + 1)], cell))
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+    other = model({6: {"x": "Gather<axis = 1>(X, i2)"}})
+    before, after, steps = rerolled(other)
+    assert [count_of(each) for each in loops(after)] == [COUNT]
+    followed(before, after, steps)
+
+
+def test_other_numbers_are_another_loop() -> None:
+    before, after, steps = rerolled(numbered(SINES, SCALED))
+    (loop,) = loops(after)
+    (numbers,) = [a for a in loop.args if a.op == "constant"]
+    values = numbers.attr("value").numpy()
+    for wrong in (np.roll(values, 1), values[::-1], np.where(np.arange(COUNT) == 3, 0, values).astype(np.float32)):
+        made = substitute((loop,), {numbers: constant(np.ascontiguousarray(wrong))})[0]
+        table = {loop: made}
+        other = replace(steps[0], new=substitute(steps[0].new, table), unrolled=(made,))
+        with pytest.raises(CheckFailed):
+            followed(before, after.with_graph(substitute(after.graph.outputs, table)), [other])
+
+
+def test_numbers_of_several_types_are_no_sequence() -> None:
+    numbers = [a.reshape(1) if t == 5 else a for t, a in enumerate(SINES)]
+    assert rerolled(numbered(numbers, SCALED))[2] == []
 
 
 def test_elements_beside_numbers_are_no_parts() -> None:

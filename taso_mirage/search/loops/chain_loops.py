@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, substitute, variable
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
+from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.search.loops.behind import results_of
 from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains
-from taso_mirage.search.loops.parts import SuccessiveParts
+from taso_mirage.search.loops.parts import SuccessiveParts, constant_parts
 from taso_mirage.search.loops.rerolling import GROUP, add_proved
 from taso_mirage.search.steps import BODIES, RewriteStep
 
@@ -60,12 +61,15 @@ class _Rerolled:
         proved."""
         chain = self.chain
         sequences = {leaf: parts for nodes, leaf in chain.sequences.items() if (parts := self.model.parts(nodes))}
-        directions = {parts.backward for parts in sequences.values()}
-        if len(sequences) < len(chain.sequences) or len(directions) != 1:
+        directions = {parts.backward for parts in sequences.values() if not is_constant(parts.source)}
+        if len(sequences) < len(chain.sequences) or len(directions) > 1:
             return None
         if chain.count * len(sequences) > MOST or not chain.is_exact():
             return None
-        (backward,) = directions
+        backward = True in directions
+        sequences |= {
+            leaf: parts for nodes, leaf in chain.sequences.items() if (parts := constant_parts(nodes, backward))
+        }
         if not self._reads_parts(sequences):
             return None
         wanted = self._wanted()
@@ -86,9 +90,14 @@ class _Rerolled:
         )
 
     def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
-        """Whether the parts that steps read are proved to be elements of sequences."""
-        pairs = [(node, self.model.parts(nodes), i) for nodes in self.chain.sequences for i, node in enumerate(nodes)]
-        return all(parts and self._prove(node, parts.at(i), [parts.source]) for node, parts, i in pairs)
+        """Whether the parts that steps read are proved to be elements of sequences, or are
+        constants that these are."""
+        for nodes, leaf in self.chain.sequences.items():
+            for i, node in enumerate(nodes):
+                part = sequences[leaf].at(i)
+                if fold_constants(part) is not node and not self._prove(node, part, [sequences[leaf].source]):
+                    return False
+        return True
 
     def _loop(self, sequences: Mapping[Node, SuccessiveParts], outputs: Sequence[Node], backward: bool) -> Node:
         chain = self.chain

@@ -5,7 +5,7 @@ The exporter of a Python loop writes every iteration. In such a chain some opera
 is applied once in every step, to results of the step before. All steps are compared at once, from
 each anchor down to the one before: terms that are alike in all steps are terms of the body, terms
 of the step before are a state, equal terms are operands that every step reads, and successive parts
-of one term are a sequence.
+of one term are a sequence, as are constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant, substitute, topological, variable
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.search.loops.behind import elements_of
-from taso_mirage.search.loops.parts import SuccessiveParts, successive_parts
+from taso_mirage.search.loops.parts import SuccessiveParts, constant_parts, successive_parts
 
 FEWEST = 8
 """The fewest steps of a chain."""
@@ -45,9 +45,9 @@ class ModelSteps:
                 self.readers[arg].append(node)
 
     def parts(self, nodes: Steps) -> SuccessiveParts | None:
-        """The term of which others are successive parts."""
+        """The term of which others are successive parts: of constants, all of them."""
         if nodes not in self._parts:
-            self._parts[nodes] = successive_parts(nodes)
+            self._parts[nodes] = constant_parts(nodes) or successive_parts(nodes)
         return self._parts[nodes]
 
     def is_read(self, node: Node, inside: Set[Node]) -> bool:
@@ -174,7 +174,7 @@ class Chain:
         levels = [self.levels[each] for each in nodes]
         if levels[-1] and all(level <= i for i, level in enumerate(levels)):
             return self._state(nodes)
-        if any(levels) or any(map(is_weight, nodes)):
+        if any(levels):
             return None
         if self.model.parts(nodes) is not None:
             return self.sequences.setdefault(nodes, self._leaf(first))

@@ -9,7 +9,7 @@ import numpy as np
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbols
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, variable
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_constant, variable
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
@@ -25,7 +25,8 @@ LARGEST = 1 << 22
 @dataclass(frozen=True, slots=True)
 class SuccessiveParts:
     """Parts of a term along an axis, one after the other; with `backward` one before the other.
-    `sequence` has their axis first, in the order of the term."""
+    `sequence` has their axis first, in the order of the term. Constants are parts in both
+    directions."""
 
     source: Node
     sequence: Node
@@ -46,6 +47,16 @@ class SuccessiveParts:
         """The part in a step."""
         place = self.count - 1 - step if self.backward else step
         return self.view(term("gather", self.sequence, constant(place), axis=0))
+
+
+def constant_parts(nodes: Sequence[Node], backward: bool = False) -> SuccessiveParts | None:
+    """Constants of one type as the elements of another one, for example the places of steps; None
+    for other terms, and for constants of several types."""
+    if not all(map(is_constant, nodes)) or any(each.type != nodes[0].type for each in nodes):
+        return None
+    values = [each.attr("value").numpy() for each in (reversed(nodes) if backward else nodes)]
+    whole = constant(np.stack(values))
+    return SuccessiveParts(whole, whole, nodes[0].tensor, len(nodes), backward)
 
 
 def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:
