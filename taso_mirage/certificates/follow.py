@@ -104,10 +104,9 @@ class _Reader:
         self._add(view.whole())
 
     def _add(self, outputs: Iterable[Node]) -> None:
-        for node in topological(outputs):
-            if node not in self._numbers:
-                self._numbers[node] = len(self.terms)
-                self.terms.append(node)
+        for node in topological(outputs, stop=self._numbers):  # below a term with a number all have one
+            self._numbers[node] = len(self.terms)
+            self.terms.append(node)
 
     def _term(self, number: Any) -> Node:
         if type(number) is not int or not 0 <= number < len(self.terms):

@@ -128,8 +128,7 @@ class _Book:
         made = with_args(loop, view(loop.args))
         self.records.append(["unrolled", _alone(made), [self.of(a) for a in made.args]])
         for pair in view.loop_of(made).unrolled():
-            for node in topological(pair):
-                self._number(node)
+            self._enter(pair)
 
     def _closed(self, view: Opened, part: ClosedState) -> None:
         """The record of a state whose values in all steps are known."""
@@ -138,16 +137,14 @@ class _Book:
         if made is not None:
             self.records.append(["closed", self.of(result), part.state, self.of(values), self.of(before)])
             view.results.update(made.places())
-            for node in topological(made.terms):
-                self._number(node)
+            self._enter(made.terms)
 
     def _values(self, view: Opened, part: BehindLoop) -> None:
         """Records of the new values of states in all steps."""
         (result,) = view([part.result])
         for state in part.states:
             self.records.append(["values", self.of(result), state])
-            for node in topological([view.results[result][0].values_of(state)]):
-                self._number(node)
+            self._enter([view.results[result][0].values_of(state)])
 
     def _behind(self, view: Opened, part: BehindLoop) -> None:
         """The record of a result that is computed behind its loop."""
@@ -156,13 +153,17 @@ class _Book:
         found = loop.behind(index, part.states, whole)
         if found is not None:
             self.records.append(["behind", self.of(result), list(part.states), self.of(whole)])
-            for node in topological([*found, whole]):
-                self._number(node)
+            self._enter([*found, whole])
 
     def _inside(self, view: Opened, term: Node, done: BodySteps, equations: Mapping[str, Equation]) -> None:
         model = replace(done.body.model, weights={**done.weights, **done.body.model.weights})
         inner = view.inside(replace(done.body, model=model), term, view(term.args))
         self.follow(inner, done.model, done.steps, {**equations, **done.equations})
+
+    def _enter(self, terms: Iterable[Node]) -> None:
+        """Number terms, and those below them."""
+        for node in topological(terms, stop=self._numbers):  # below a term with a number all have one
+            self._number(node)
 
     def _number(self, node: Node) -> int:
         if node not in self._numbers:
@@ -198,8 +199,7 @@ class _Book:
                     continue
                 kind = "halves" if region.equations == (HALVES,) else "computed" if new.op == "weight" else "folded"
                 self.records.append([kind, self.of(old)])
-                for node in topological([new]):
-                    self._number(node)
+                self._enter([new])
             return
         leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
@@ -211,8 +211,7 @@ class _Book:
         for node in topological(region.olds):
             self.of(node)
         self.records.append(["equal", index, places])
-        for node in topological(region.news):
-            self._number(node)
+        self._enter(region.news)
 
     def _equality(self, equations: tuple[str, ...], instance: Instance) -> int:
         key = (equations, instance)
