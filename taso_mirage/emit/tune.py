@@ -104,7 +104,8 @@ def tuned_program(
     All are measured with the generator's first schedule; the best FINALISTS are tuned together, one
     launch after the other, until it is `late`. Without a `compiler` this process compiles, one
     program after the other. `sizes` are those that a run gives; `prepare` changes the random inputs
-    of a goal that does not take any. With `first` all programs are measured, and no other schedules.
+    of a goal that does not take any. With `first` all programs are measured, and no other
+    schedules.
     """
     late = (lambda: False) if first else late
     try:
@@ -191,9 +192,9 @@ def _rescheduled(
 
 
 def overlapped(program: TritonProgram) -> TritonProgram:
-    """The program whose launches begin while the preceding one ends. One of clusters, or with a loop
-    and more blocks than processors, lets the next one start late: it leaves room on few processors,
-    on which the next one's blocks would gather."""
+    """The program whose launches begin while the preceding one ends. One of clusters, or with a
+    loop and more blocks than processors, lets the next one start late: it leaves room on few
+    processors, on which the next one's blocks would gather."""
     for i, launch in enumerate(program.launches):
         many = launch.loop != 1 and launch.blocks > H100.processors
         late = (many or launch.cluster != 1) and not launch.schedule.specialized

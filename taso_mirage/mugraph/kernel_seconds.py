@@ -55,8 +55,8 @@ class Coefficients:
     tensor cores'. `tail`: the idle share of a last wave; `cluster`: of all, for each further block
     of one. A thread has registers for `room` values: the words that it loads count `word` times,
     lanes of the largest tile `lane` times, beside products `product_lane` times; `spilled`: for
-    each doubling above that. `norm` and `norm_once`: the p, with a loop and without. `alone`: of all,
-    for a loop that has no loads in flight while it computes.
+    each doubling above that. `norm` and `norm_once`: the p, with a loop and without. `alone`: of
+    all, for a loop that has no loads in flight while it computes.
     """
 
     bandwidth: float

@@ -60,6 +60,7 @@ from taso_mirage.regions.region_kinds import (
     turned,
 )
 from taso_mirage.regions.region_labels import has_every_size, is_loaded, region_labels
+from taso_mirage.regions.region_ranks import RegionRanks
 
 OPERATORS, INPUTS = 24, 8
 """The largest number of operators of a region that compute elements, and of inputs of one of its
@@ -147,8 +148,7 @@ class _Growing:
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
         self.found: list[list[Node]] = []
-        self.rank = dict(self.position)
-        self.ranked: list[Node | None] = list(self.order)
+        self.ranks = RegionRanks(self.order, self.users, self.region)
         self.labels: dict[Graph, Labelled | None] = {}
         self.computing: dict[Node, bool] = {}
         self.accepted: dict[tuple[Graph, tuple[RegionKind, ...]], bool] = {}
@@ -170,7 +170,7 @@ class _Growing:
         epilogue."""
         for each in kinds.candidates(self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes):
             members = list(takewhile(lambda n: n not in self.region, each))
-            if members and self._convex(set(members)) and self._prepares(members, kinds):
+            if members and self.ranks.convex(set(members)) and self._prepares(members, kinds):
                 self._take(members[::-1])
 
     def _prepares(self, members: Sequence[Node], kinds: PreparedKinds) -> bool:
@@ -194,7 +194,7 @@ class _Growing:
 
     def _take(self, members: list[Node]) -> None:
         self.found.append(members)
-        self._merge(members)
+        self.ranks.merge(members)
         self.region |= dict.fromkeys(members, members)
 
     def _worth(self, members: Sequence[Node]) -> bool:
@@ -391,7 +391,7 @@ class _Growing:
         inside = set(members)
         if not all(n in self.kinds and n not in self.region and inside.issuperset(self._whole(n)) for n in members):
             return False
-        if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self._convex(inside):
+        if len(inside - self.moving) > OPERATORS or not self._runs_through(members) or not self.ranks.convex(inside):
             return False
         graph = self.fragment(members)
         key = graph, tuple([self.kinds[n] for n in members])
@@ -433,40 +433,3 @@ class _Growing:
             )
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS
-
-    def _convex(self, inside: set[Node]) -> bool:
-        """Whether no path leaves the terms and comes back, also where it passes through other
-        regions as one term."""
-        last = max(self.rank[n] for n in inside)
-        stack = [u for n in inside for u in self.users.get(n, ()) if u not in inside]
-        seen: set[Node] = set()
-        while stack:
-            node = stack.pop()
-            if node in seen or self.rank[node] > last:
-                continue
-            beyond = [u for n in self.region.get(node, [node]) for u in self.users.get(n, ())]
-            if not inside.isdisjoint(beyond):
-                return False
-            seen.update(self.region.get(node, [node]))
-            stack += beyond
-        return True
-
-    def _merge(self, members: Sequence[Node]) -> None:
-        """Give the terms of a new region one rank: between its first and its last, terms that
-        depend on it come after it, all others before. The terms of a region have the same rank,
-        operands lower ones; `ranked` has a term of each rank that is in use."""
-        ranks = [self.rank[n] for n in members]
-        first, last = min(ranks), max(ranks)
-        inside, behind = set(members), set(members)
-        before, after = list[Node](), list[Node]()
-        for node in self.ranked[first : last + 1]:
-            if node is None or node in inside:
-                continue
-            group = self.region.get(node, [node])
-            hangs = any(a in behind for n in group for a in n.args)
-            behind.update(group if hangs else ())
-            (after if hangs else before).append(node)
-        found: list[Node | None] = [*before, members[0], *after]
-        self.ranked[first : last + 1] = found + [None] * (last + 1 - first - len(found))
-        for rank, node in enumerate([*before, members[0], *after], first):
-            self.rank.update(dict.fromkeys(members if node is members[0] else self.region.get(node, [node]), rank))

@@ -355,8 +355,8 @@ def test_overlapping_launches_wait_on_hopper_alone() -> None:
 
 
 def test_a_kernel_that_fills_all_processors_lets_the_next_one_start_at_its_end() -> None:
-    """Else the next one's blocks gather where there is room first: of clusters, or with a loop and
-    more blocks than processors."""
+    """Kernels of clusters, and those with a loop and more blocks than processors: the next one's
+    blocks would gather where there is room first."""
     for columns, late in ((128 * 16, False), (264 * 16, True)):
         program = codegen.program(mugraphs.gated_mlp(8, 64, columns, columns // 16, 16)[0])
         assert (program.launches[0].loop != 1, program.launches[0].blocks) == (True, columns // 16)

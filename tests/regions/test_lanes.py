@@ -101,7 +101,7 @@ def test_no_two_lanes_compute_the_same_product() -> None:
 
 
 def test_a_norm_that_is_converted_is_in_the_region_of_its_products() -> None:
-    """As exporters write it in half precision: the norm is in single precision, and what converts it
+    """In half precision, exporters write a norm in single precision. The conversion behind it
     computes nothing, so it is no lane alone."""
     wide = term("cast", variable("x", Tensor("float16", (1, ROWS, WIDTH))), to="float32")
     mean = term("reduce_mean", term("mul", wide, wide), axes=(2,), keepdims=1)

@@ -241,14 +241,14 @@ def test_a_region_has_one_rank_below_all_that_hangs_on_it(seed: int) -> None:
     for _ in range(30):
         start = free[int(rng.integers(len(free)))]
         members = [start, *[u for u in growing.users.get(start, ()) if u.args][: int(rng.integers(4))]]
-        if any(n in growing.region for n in members) or not growing._convex(set(members)):
+        if any(n in growing.region for n in members) or not growing.ranks.convex(set(members)):
             continue
         growing._take(members)
-        assert len({growing.rank[n] for n in members}) == 1
+        assert len({growing.ranks.rank[n] for n in members}) == 1
         for node in growing.order:
             for arg in node.args:
                 same = growing.region.get(arg, [arg]) is growing.region.get(node, [node])
-                assert same or growing.rank[arg] < growing.rank[node]
+                assert same or growing.ranks.rank[arg] < growing.ranks.rank[node]
     assert len(growing.found) > 3
 
 

@@ -153,11 +153,11 @@ class TileMap:
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, the written ones last. They are followed
     by `sizes` as int32, the names of the sizes that only a run knows. `copies`: it gives its first
-    buffer as it is, so nothing is to do where the last one is the same memory. `cluster`: the number of
-    blocks of the last grid dim, which are neighbours along the first dim of the launch grid.
-    `rows`: those of a product that another product reads; if there are more warps than its rows
-    need, they share it. `precisions`: the possible ways to multiply matrices in single precision,
-    if it does."""
+    buffer as it is, so nothing is to do where the last one is the same memory. `cluster`: the
+    number of blocks of the last grid dim, which are neighbours along the first dim of the launch
+    grid. `rows`: those of a product that another product reads; if there are more warps than its
+    rows need, they share it. `precisions`: the possible ways to multiply matrices in single
+    precision, if it does."""
 
     name: str
     grid: Shape
