@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure import native
 from taso_mirage.measure.native import SETTLED, Arrays, device_key, pause_between, spins
@@ -104,6 +105,8 @@ def _runner(content: Source, target: Target, seed: int) -> Callable[[], float]:
 
 
 def _bound(session: RuntimeSession, seed: int) -> Callable[[], float]:
+    if texts := [name for name, type in session.inputs().items() if type.dtype == "string"]:
+        raise Unsupported(f"the input {texts[0]!r} has texts, and no memory of texts is bound")
     run = session.bound(random_feed(session, seed))
     run()
     return run
