@@ -153,6 +153,11 @@ def truncates_halves(model: Model) -> bool:
     )
 
 
+def names_of_integers(model: Model) -> list[str]:
+    """The names of inputs that are integers."""
+    return [n.attr("name") for n in model.graph.inputs if n.dtype.startswith(("int", "uint"))]
+
+
 class CheckInputs:
     """The inputs of the check, in their order.
 
@@ -195,7 +200,7 @@ class CheckInputs:
             if fitting(self.model, self.given, other) is None:
                 yield self._drawn(f"random inputs at {shown_sizes(other)}", SEEDS[0], other)
         if self._beside:
-            yield from self._further()
+            yield from self._further(like is None)
 
     def notes(self) -> list[str]:
         """Lines that name the base sizes, the further sizes that were checked, and the sizes that
@@ -247,8 +252,9 @@ class CheckInputs:
     def _random(self) -> Iterator[CheckInput]:
         for seed in SEEDS:
             yield self._drawn(f"random inputs {seed}", seed, self.base)
-            if seed == SEEDS[0] and truncates_halves(self.model):
-                yield from self._large()
+            if seed == SEEDS[0]:
+                yield from self._large() if truncates_halves(self.model) else ()
+                yield from self._wide()
 
     def _large(self) -> Iterator[CheckInput]:
         drawn = random_inputs(self.model, SEEDS[0], self.base, kept=_kept(self.model, self.given, self.base))
@@ -303,12 +309,17 @@ class CheckInputs:
 
     # ------------------------------------------------------------ as far as the original runs
 
-    def _further(self) -> Iterator[CheckInput]:
+    def _wide(self) -> Iterator[CheckInput]:
+        """Integers of both signs: the runtime's own fusions may refuse some that the original
+        takes, such as rows from the end of a table."""
         kept = self._held(self.base)
-        whole = [n.attr("name") for n in self.model.graph.inputs if n.dtype.startswith(("int", "uint"))]
-        if any(name not in kept for name in whole):
+        if any(name not in kept for name in names_of_integers(self.model)):
             wide = random_inputs(self.model, SEEDS[-1] + 1, self.base, wide=True, kept=kept)
             yield from self._tried("random inputs with wide integers", wide, self.base, sizes=False)
+
+    def _further(self, widened: bool) -> Iterator[CheckInput]:
+        kept = self._held(self.base)
+        yield from () if widened else self._wide()
         if self.model.defaults:
             others = _other_floats(self.model, random_inputs(self.model, SEEDS[0], self.base, kept=kept), SEEDS[0])
             yield from self._tried("random inputs with other defaults", others, self.base, sizes=False)

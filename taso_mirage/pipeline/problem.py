@@ -15,7 +15,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.bulk import ROOM, bulk, evaluation_seconds, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
-from taso_mirage.measure.check_inputs import feed, truncates_halves
+from taso_mirage.measure.check_inputs import feed, names_of_integers, truncates_halves
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.loop_inputs import with_usual_draws
 from taso_mirage.measure.native import Arrays
@@ -198,6 +198,7 @@ def prepare_cases(job: Job, problem: Problem, original: Session) -> list[CheckCa
     others = [sizes for sizes, _ in problem.workloads[1:]]
     seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
     most = max(job.config.effort.draws, len(given)) + truncates_halves(problem.model)
+    most += bool(names_of_integers(problem.model)) and not given
     for sizes in _affordable(problem.model, problem.sizes, min(NEEDED * seconds, LONGEST)):
         first = sizes == problem.sizes
         remarks: list[str] = []

@@ -64,7 +64,8 @@ def test_quick_gives_the_same_bytes_and_measures_nothing(monkeypatch: pytest.Mon
     assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
     assert len(first.graph.node) < len(given.graph.node)
     assert result.timing is None
-    assert [d.case for d in result.differences] == ["random inputs 1"]
+    cases = ["random inputs 1", "random inputs with wide integers"]  # of which fusions of the runtime may refuse some
+    assert [d.case for d in result.differences] == cases
 
 
 def test_quick_says_nothing_and_leaves_no_file(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
