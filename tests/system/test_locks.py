@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import one_line, run
@@ -25,14 +26,21 @@ MINI = ROOT / "models" / "mini_transformer.onnx"
 QUICK = ("--no-measure", "--kernels", "off", "--budget", "0")
 
 
+def usual_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def at_work(*arguments: str | Path, lock: Path, stopped: bool = True) -> Iterator[subprocess.Popen[str]]:
     """A command in a process of its own that has the lock, and is killed at the end.
 
-    A stopped one keeps the lock until then, however long the tests take.
+    A stopped one keeps the lock until then, however long the tests take. Signals that the tests
+    ignore, as under `nohup`, have their usual effect on it.
     """
     command = [sys.executable, "-m", "taso_mirage.cli", "optimize", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=usual_signals if os.name == "posix" else None, **pipes) as process:
         try:
             end = time.monotonic() + 600
             while not (lock.exists() and lock.read_text()):
@@ -149,6 +157,7 @@ def test_a_run_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
 CUT = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from taso_mirage.cli import interrupt
 from taso_mirage.system.locks import locked
 interrupt.end_cleanly()
@@ -190,6 +199,7 @@ def test_a_signal_at_any_line_leaves_no_lock(tmp_path: Path) -> None:
 CONTEND = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from taso_mirage.errors import OutputError
 from taso_mirage.system.locks import locked
 output, inside = Path(sys.argv[1]), Path(sys.argv[2])
