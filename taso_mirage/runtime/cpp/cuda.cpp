@@ -110,8 +110,8 @@ void check_device(const Function& made, const plan::Kernel& kernel, int device) 
     throw Problem(image.symbol + " has " + std::to_string(image.warps) + " warps in the plan, its code takes " + std::to_string(threads) + " threads");
   if (image.shared > SHARED_ALWAYS || kernel.cluster != 1)  // what a cluster exchanges lies beside it
     succeed(driver().FuncSetAttribute(made.function, DYNAMIC_SHARED, static_cast<int>(image.shared)), image.symbol + " cannot have its shared memory");
-  if (image.shared > SHARED_ALWAYS)  // else the driver leaves room for one block of a processor, where several were measured
-    succeed(driver().FuncSetAttribute(made.function, CARVEOUT, 100), image.symbol + " cannot have the largest share of shared memory");
+  // A preference, whose refusal only costs time: else the driver leaves room for one block of a processor, where several were measured.
+  if (image.shared > SHARED_ALWAYS) driver().FuncSetAttribute(made.function, CARVEOUT, 100);
   if ((image.overlap || kernel.cluster != 1) && driver().LaunchKernelEx == nullptr)
     throw Problem(image.symbol + " waits for the kernel before it, or has clusters of blocks, which this driver has no launch for; update the driver");
   if (!image.maps.empty() && driver().TensorMapEncodeTiled == nullptr)
