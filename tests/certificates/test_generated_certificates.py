@@ -45,7 +45,6 @@ g (float[24,24] x, bool[24,24] kept, float[24,24] table) => (float[24,24] y)
 
 def verified(original: onnx.ModelProto, folder: Path) -> Result:
     _, result = taso_mirage.optimize(original, effort="quick", measure=False, return_result=True)
-    assert result.changed
     assert followed(certified(from_memory(original), result, folder)).places > 0
     return result
 
@@ -64,9 +63,9 @@ def test_sizes_that_no_input_has_are_captured(name: str, tmp_path: Path) -> None
     if name:
         dim = None if name == "?" else name
         original.graph.value_info.append(onnx.helper.make_tensor_value_info("some", onnx.TensorProto.FLOAT, [dim, 4]))
-    verified(original, tmp_path)
+    assert verified(original, tmp_path).changed
 
 
 def test_a_reader_knows_indices_that_were_computed_in_advance(tmp_path: Path) -> None:
     """All elements are updated; a mask of an exporter has such indices."""
-    verified(onnx.parser.parse_model(FOLDED), tmp_path)
+    assert verified(onnx.parser.parse_model(FOLDED), tmp_path).changed
