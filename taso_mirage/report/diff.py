@@ -138,7 +138,9 @@ def numbers(
     differ from run to run, and OutOfTime if the references that every check needs take too long.
     """
     config = Config(shapes=((shapes, 1.0),), inputs=tuple(inputs))
-    return at_running_level(partial(_numbers, a, b, shapes, inputs, seconds, remarks), target, partial(runs_on, a, config))
+    return at_running_level(
+        partial(_numbers, a, b, shapes, inputs, seconds, remarks), target, partial(runs_on, a, config)
+    )
 
 
 def _numbers(

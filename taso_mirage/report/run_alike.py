@@ -36,8 +36,8 @@ EDGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
 
 
 def run_alike(first: Model, second: Model, seconds: float = SECONDS) -> str:
-    """The comparison of two models in the runtime, in words. The float64 references of the first one
-    take about `seconds`; the words name the inputs for which there was no time.
+    """The comparison of two models in the runtime, in words. The float64 references of the first
+    one take about `seconds`; the words name the inputs for which there was no time.
 
     CheckFailed where the second model differs from the first by more than rounding, or does not
     run.
