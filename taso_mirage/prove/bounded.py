@@ -45,8 +45,6 @@ def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
                 return unproved(f"output {i}: {ELSEWHERE}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return _judged(lhs, rhs, unproved(str(error) or type(error).__name__, xp.indices.steps))
-    finally:
-        xp.indices.release()
     return Proved(xp.indices.steps)
 
 
