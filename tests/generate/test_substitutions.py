@@ -329,9 +329,9 @@ def close(a: Any, b: Any) -> bool:
 
 
 def pairs_agree(each: Rule, wanted: int) -> bool:
-    """Whether the runtime computes the same from both sides at legal sizes of the rule's typing, and
-    at random legal typings that ONNX can express (a convolution has no negative pads there): at two
-    or more."""
+    """Whether the runtime computes the same from both sides at two or more typings: at legal sizes
+    of the rule's own, and at random legal ones that ONNX can express (a convolution has no negative
+    pads there)."""
     own = filter(None, (rule_at_sizes(each, sizes) for sizes in small_sizes(each)))
     drawn = ((t.lhs, t.rhs) for t in typings(each.equation, 5, 400, each.given, each.attributes))
     made = [*islice(exported(own), 2), *islice(exported(drawn), wanted)]

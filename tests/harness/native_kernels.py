@@ -46,8 +46,8 @@ QUICK = ("-march=native", "-O0", "-Wall", "-Wextra", "-Werror")
 
 
 def complaints(graphs: Mapping[str, Graph], folder: Path, values: Sequence[str] = ("0",)) -> str:
-    """What sanitizers say of kernels that run on inputs that are one of these numbers everywhere:
-    nothing of right ones."""
+    """The errors that sanitizers report of kernels, on inputs that are one of these numbers
+    everywhere."""
     calls = "".join(_call(name, graph) for name, graph in graphs.items())
     main = f"#include <algorithm>\n#include <cstdlib>\nint main(int, char** given) {{\n{calls}  return 0;\n}}\n"
     (folder / "main.cpp").write_text(generate_all(graphs) + main)

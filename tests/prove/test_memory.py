@@ -62,8 +62,8 @@ def test_a_command_looks_for_no_garbage_at_its_end() -> None:
 
 
 def test_the_state_of_z3_ends_with_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for the garbage collector, as the folds of a proof do: the next proof gets
-    the memory."""
+    """The folds of a proof wait for the garbage collector; Z3's state, whose memory the next proof
+    gets, does not."""
     made: list[weakref.ref[z3.Context]] = []
 
     class Noted(z3.Context):  # type: ignore[misc]
