@@ -148,7 +148,7 @@ class Opened:
         return len(self.path) + 1
 
     def at(self, depth: int) -> Opened:
-        """The same terms, where loops are at another level."""
+        """A view of the model whose loops are at another level."""
         return replace(self, path=(("", ""),) * (depth - 1))
 
     def loop_of(self, term: Node) -> OpenedLoop:

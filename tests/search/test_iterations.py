@@ -1,5 +1,5 @@
-"""Iterations that read no sequence, and steps with weights of their own, become loops, by equalities
-that the checker accepts; so do chains inside of bodies."""
+"""Iterations that read no sequence, and steps with weights of their own, become loops, by
+equalities that the checker accepts; so do chains inside of bodies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_iteration_is_a_loop_that_carries_its_states_alone() -> None:
 
 
 def test_the_result_of_an_iteration_needs_no_values_of_all_steps() -> None:
-    """What reads the last states alone stays behind the loop, and so do larger terms."""
+    """A projection of the last states alone stays behind the loop."""
     proto = model(cell=ALONE)
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(f"y{COUNT}", 1, (2, 2)))
     before, after, steps = rerolled(proto)
@@ -123,7 +123,7 @@ def unchanged(proto: onnx.ModelProto) -> Result:
 
 
 def test_copies_of_a_weight_are_one() -> None:
-    """As torch.export writes the transposed weight of a layer that is called in a loop."""
+    """Copies of a transposed weight, which torch.export writes for each call of a layer."""
     copies = {f"R{t}": ARRAYS["R"] for t in range(1, COUNT + 1)}
     changes = {t: {"q": f"MatMul(h{t - 1}, R{t})"} for t in range(1, COUNT + 1)}
     proto = with_weights(model(changes), **copies)

@@ -91,8 +91,8 @@ class _Rerolled:
         )
 
     def _places(self) -> dict[Node, SuccessiveParts]:
-        """The places of the steps, as the sequence of a loop that reads none: it says how many there
-        are."""
+        """The places of the steps, as the sequence of a loop that reads none, which says how many
+        there are."""
         found = known_parts([constant(i) for i in range(self.chain.count)])
         return {} if found is None else {variable("place", found.element): found}
 
@@ -133,8 +133,8 @@ class _Rerolled:
         return found
 
     def _leave(self) -> None:
-        """Leave outside what others read of the last step alone, where it is over its states, or
-        larger than its operands: the loop would give it of all steps."""
+        """Terms that others read of the last step alone leave the loop, which would give them of
+        all steps: those over its states, and those larger than their operands."""
         lasts, own = {new[-1] for new in self.chain.after}, {nodes[-1] for nodes in self.computed}
         for nodes in reversed(self.computed):
             read = [self.model.is_read(n, self.inside) for n in nodes]

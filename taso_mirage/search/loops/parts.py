@@ -24,7 +24,7 @@ LARGEST = 1 << 22
 
 GROUP = 8
 """The most terms of a stack that a proof is about."""
-Equality = tuple[Node, Node, tuple[Node, ...]]
+RowEquality = tuple[Node, Node, tuple[Node, ...]]
 """Two terms, and those for all values of which they are equal."""
 
 
@@ -39,7 +39,7 @@ class SuccessiveParts:
     type: Tensor
     count: int
     backward: bool
-    rows: tuple[Equality, ...] = ()
+    rows: tuple[RowEquality, ...] = ()
 
     @property
     def element(self) -> Tensor:
@@ -65,7 +65,7 @@ def known_parts(nodes: Sequence[Node], backward: bool = False) -> SuccessivePart
     first = nodes[0]
     if not all(map(is_weight, nodes)) or not isinstance(first.type, Tensor) or len({n.type for n in nodes}) > 1:
         return None
-    order, rows = [*reversed(nodes)] if backward else [*nodes], list[Equality]()
+    order, rows = [*reversed(nodes)] if backward else [*nodes], list[RowEquality]()
     if all(map(is_constant, order)):
         values = [each.attr("value").numpy() for each in order]
         if all(uniform_value(each) is not None for each in order):
@@ -78,10 +78,10 @@ def known_parts(nodes: Sequence[Node], backward: bool = False) -> SuccessivePart
     return SuccessiveParts(whole, whole, first.tensor, len(order), backward, tuple(rows))
 
 
-def _stacked(nodes: Sequence[Node]) -> tuple[Node, list[Equality]]:
+def _stacked(nodes: Sequence[Node]) -> tuple[Node, list[RowEquality]]:
     """Terms one above the other, in groups and groups of groups, so that an equality is about
     few."""
-    rows, parts = list[Equality](), [(each, 0) for each in nodes]
+    rows, parts = list[RowEquality](), [(each, 0) for each in nodes]
     while len(parts) > 1:
         made = list[tuple[Node, int]]()
         for group in (parts[i : i + GROUP] for i in range(0, len(parts), GROUP)):
