@@ -3,10 +3,10 @@ file, PyTorch and torch.compile.
 
     python bench/written_out.py [NAME ...] [--steps 64] [--budget 60] [--without-compile] [-o FILE]
 
-The modules call a cell, or repeat a step, in a Python loop. Each is exported twice: traced (TorchScript) and by
-torch.export. Each file is optimized with the defaults and a certificate, which the checker follows;
-then both files and the module run in turn, on two threads. Prints a table and writes
-bench/results/written_out-cpu2.json; rows that are not named stay.
+The modules call a cell, or repeat a step, in a Python loop. Each is exported twice: traced
+(TorchScript) and by torch.export. Each file is optimized with the defaults and a certificate, which
+the checker follows; then both files and the module run in turn, on two threads. Prints a table and
+writes bench/results/written_out-cpu2.json; rows that are not named stay.
 """
 
 from __future__ import annotations
