@@ -27,7 +27,7 @@ from taso_mirage.certificates import judge
 from taso_mirage.certificates.follow import follow
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.certificates.judge import AGAIN, CHECKED, FIELD, UNPROVED, CaseJudge
-from taso_mirage.checker import Refused
+from taso_mirage.checker import Refused, check
 from taso_mirage.checker.operators import OPS
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, StoredWeight
@@ -70,7 +70,7 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
 
 def test_what_rests_on_the_prover_alone_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPS, "softmax")
-    monkeypatch.setattr(judge, "_check", judge.checker.check)  # which remembers nothing
+    monkeypatch.setattr(judge, "_check", check)  # which remembers no answer
     found = followed(case)
     assert found.equalities[AGAIN] >= len(found.alone) > 0
     assert set(found.alone.values()) == {"softmax is not read by this checker"}
