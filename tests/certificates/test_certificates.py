@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,11 +70,19 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
 
 def test_what_rests_on_the_prover_alone_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPS, "softmax")
-    monkeypatch.setattr(judge, "_check", check)  # which remembers what it accepted
+    monkeypatch.setattr(judge, "_check", check)  # which remembers no answer
     found = followed(case)
     assert found.equalities[AGAIN] >= len(found.alone) > 0
     assert set(found.alone.values()) == {"softmax is not read by this checker"}
     assert all(name in {" and ".join(e["equations"]) for e in case[2]["equalities"]} for name in found.alone)
+
+
+def test_the_checker_is_asked_once_for_an_equality(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, check = Counter[tuple[str, str]](), judge.checker.check
+    monkeypatch.setattr(judge.checker, "check", lambda lhs, rhs: asked.update([(lhs, rhs)]) or check(lhs, rhs))
+    judge._check.cache_clear()
+    assert followed(case).equalities.total() > 0
+    assert set(asked.values()) == {1}
 
 
 @pytest.mark.sampled(2)
