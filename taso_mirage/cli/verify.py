@@ -43,6 +43,14 @@ def verify(
             "--run/--no-run", help="Compare both models in ONNX Runtime as well, since proofs do not model rounding."
         ),
     ] = True,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time limit of the float64 references of that comparison; inputs beyond it are left out, and named.",
+        ),
+    ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check each of its steps.
@@ -60,7 +68,7 @@ def verify(
     models = [load(path) for path in (original, optimized)]
     first, last = (without_functions(with_fixed_defaults(m) if fix_defaults else m) for m in models)
     found = follow(first, last, _read(certificate), CaseJudge(strict, float_checks))
-    compared = run_alike(first, last) if run else "not compared in the runtime: --no-run"
+    compared = run_alike(first, last, budget) if run else "not compared in the runtime: --no-run"
     said = {"places": found.places, "computed": found.computed, "terms": found.terms, "runtime": compared}
     kernels = dropped(last.header)
     if as_json:

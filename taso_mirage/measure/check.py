@@ -65,7 +65,7 @@ from taso_mirage.measure.magnitudes import (
     rounds,
     same_bytes,
 )
-from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.native import Arrays, first_line
 from taso_mirage.measure.plain_runs import plain_outputs
 from taso_mirage.measure.reference import FloatReference, RoughReference
 from taso_mirage.measure.session import Session, check_source, original
@@ -277,14 +277,14 @@ def compare(
     does, there must be one. It may be off by a `share` of the original's error where it does."""
     found: list[Difference] = []
     if fine is not None:
-        cases = [(each, each.fine) for each in prepared]
-        found += compare(model, fine, [_finely(case, o, share) for case, o in cases if o is not None])
+        found += compare(model, fine, [_finely(c, c.fine, share) for c in prepared if c.fine is not None])
     usual = cache(lambda output: max((_own(case, output) for case in prepared), default=0.0))
     for case in prepared:
         try:
             outputs = session.run(case.inputs)
-        except RunFailed:
-            found += [Difference(case.name, name, np.inf, 0.0, 0.0) for name in model.output_names]
+        except RunFailed as error:
+            where = f"{case.name}, where it does not run ({first_line(error)[:200]})"
+            found += [Difference(where, name, np.inf, 0.0, 0.0) for name in model.output_names]
             continue
         for i, new in enumerate(outputs):
             found.append(_compared(case, i, model.output_names[i], new, usual))

@@ -3,6 +3,7 @@ of the check."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,21 +121,36 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def numbers(
-    a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays] = (), target: Target = CPU
+    a: Model,
+    b: Model,
+    shapes: Mapping[str, int],
+    inputs: Sequence[Arrays] = (),
+    target: Target = CPU,
+    seconds: float = math.inf,
+    remarks: list[str] | None = None,
 ) -> list[Difference]:
     """The outputs of b against those of a by the criterion of the check, on every case that the
     types of b's inputs admit, on a target at the highest level of the runtime's own optimizations
-    at which both run.
+    at which both run. The float64 references take at most `seconds`, and those that every check
+    needs twice as many; `remarks` gets lines about the cases.
 
     Raises InvalidOption if inputs or outputs do not correspond, and CheckFailed if the outputs of a
-    differ from run to run.
+    differ from run to run, and OutOfTime if the references that every check needs take too long.
     """
     config = Config(shapes=((shapes, 1.0),), inputs=tuple(inputs))
-    return at_running_level(partial(_numbers, a, b, shapes, inputs), target, partial(runs_on, a, config))
+    return at_running_level(
+        partial(_numbers, a, b, shapes, inputs, seconds, remarks), target, partial(runs_on, a, config)
+    )
 
 
 def _numbers(
-    a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays], target: Target
+    a: Model,
+    b: Model,
+    shapes: Mapping[str, int],
+    inputs: Sequence[Arrays],
+    seconds: float,
+    remarks: list[str] | None,
+    target: Target,
 ) -> list[Difference]:
     sizes = _corresponding(a, b)
     first, second = (original(m, target) for m in (a, b))
@@ -143,7 +159,7 @@ def _numbers(
     settled = settled_sizes(a, first, config)
     base = dict(settled.workloads[0][0])
     model, _ = with_usual_draws(replace(a, sizes=base, integers=settled.integers), first, base)
-    prepared = list(check_cases(model, first, base, inputs))
+    prepared = list(check_cases(model, first, base, inputs, skipped=remarks, seconds=seconds))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")
     places = [a.output_names.index(name) for name in b.output_names]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import CheckFailed, TasoMirageError
+from taso_mirage.errors import CheckFailed, OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import is_computed
 from taso_mirage.measure.loop_inputs import with_usual_rows
@@ -22,18 +22,22 @@ from taso_mirage.measure.session import original
 from taso_mirage.report.diff import failure, numbers
 from taso_mirage.search.config import Config, settled_sizes
 
+SECONDS = 60.0
+"""The usual time limit of the float64 references, in seconds."""
 LARGE = 30.0
 """The factor of normal numbers for large inputs; their exponentials are still finite in 32 bits."""
 EDGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
-    np.zeros_like,
-    np.ones_like,
     lambda array: np.round(4 * array),
+    np.zeros_like,
     lambda array: LARGE * array,
+    np.ones_like,
 )
+"""The ones that tell most come first, in case there is no time for all."""
 
 
-def run_alike(first: Model, second: Model) -> str:
-    """The comparison of two models in the runtime, in words.
+def run_alike(first: Model, second: Model, seconds: float = SECONDS) -> str:
+    """The comparison of two models in the runtime, in words. The float64 references of the first
+    one take about `seconds`; the words name the inputs for which there was no time.
 
     CheckFailed where the second model differs from the first by more than rounding, or does not
     run.
@@ -42,20 +46,24 @@ def run_alike(first: Model, second: Model) -> str:
         inputs = tuple(_edges(first))
     except TasoMirageError as error:
         return f"not compared in the runtime: {error}"
+    remarks: list[str] = []
     try:
-        found = numbers(first, second, {}, inputs)
+        found = numbers(first, second, {}, inputs, seconds=seconds, remarks=remarks)
+    except OutOfTime as error:
+        return f"not compared in the runtime: {error}"
     except TasoMirageError as error:
-        return _not_compared(first, inputs, error)
+        return _not_compared(first, inputs, seconds, error)
     wrong = failure(found)
     if wrong is not None:
         raise wrong
-    return f"both models run alike on {len({d.case for d in found})} input sets"
+    said = f"both models run alike on {len({d.case for d in found})} input sets"
+    return "; ".join((said, *dict.fromkeys(remarks)))
 
 
-def _not_compared(first: Model, inputs: tuple[Arrays, ...], error: TasoMirageError) -> str:
+def _not_compared(first: Model, inputs: tuple[Arrays, ...], seconds: float, error: TasoMirageError) -> str:
     """The reason, if the first model causes it."""
     try:
-        numbers(first, first, {}, inputs)
+        numbers(first, first, {}, inputs, seconds=seconds)
     except TasoMirageError as own:
         return f"not compared in the runtime: {own}"
     raise CheckFailed(f"the optimized model does not run where the original does: {error}")
