@@ -3,10 +3,10 @@ file, PyTorch and torch.compile.
 
     python bench/written_out.py [NAME ...] [--steps 64] [--budget 60] [--without-compile] [-o FILE]
 
-The modules call a cell in a Python loop. Each is exported twice: traced (TorchScript) and by
-torch.export. Each file is optimized with the defaults and a certificate, which the checker follows;
-then both files and the module run in turn, on two threads. Prints a table and writes
-bench/results/written_out-cpu2.json; rows that are not named stay.
+The modules call a cell, or repeat a step, in a Python loop. Each is exported twice: traced
+(TorchScript) and by torch.export. Each file is optimized with the defaults and a certificate, which
+the checker follows; then both files and the module run in turn, on two threads. Prints a table and
+writes bench/results/written_out-cpu2.json; rows that are not named stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,69 @@ class Average(nn.Module):
         return torch.stack(made, 1)
 
 
+class Transport(nn.Module):
+    """Sinkhorn's iteration in log space: a matching of rows (Sarlin et al., CVPR'20, section
+    3.2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.project(x) @ x.transpose(1, 2) / WIDTH**0.5
+        u = v = x.new_zeros(x.shape[:2])
+        for _ in range(x.shape[1]):
+            u = -torch.logsumexp(scores + v.unsqueeze(1), 2)
+            v = -torch.logsumexp(scores + u.unsqueeze(2), 1)
+        return scores + u.unsqueeze(2) + v.unsqueeze(1)
+
+
+class Equilibrium(nn.Module):
+    """The fixed point of a layer (Bai et al., NeurIPS'19, section 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.outer(x)
+        z = torch.zeros_like(given)
+        for _ in range(x.shape[1]):
+            z = torch.tanh(self.inner(z) + given)
+        return z
+
+
+class Shrinkage(nn.Module):
+    """Sparse codes over a dictionary by iterative shrinkage (Beck and Teboulle 2009, section 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dictionary = nn.Parameter(torch.randn(WIDTH, WIDTH // 2) * 0.05)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, z = x @ self.dictionary, torch.zeros_like(x)
+        for _ in range(x.shape[1]):
+            z = F.softshrink(z - 0.1 * ((z @ self.dictionary - seen) @ self.dictionary.T), 0.05)
+        return z
+
+
+class Sampler(nn.Module):
+    """A sampler of a diffusion model whose steps have embeddings (Song et al., ICLR'21, equation
+    12)."""
+
+    def __init__(self, steps: int = 64) -> None:
+        super().__init__()
+        self.embedded = nn.Parameter(torch.randn(steps, WIDTH) * 0.1)
+        self.noise = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        self.kept = torch.linspace(0.01, 0.99, steps + 1).tolist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (a, b) in enumerate(pairwise(self.kept)):
+            e = self.noise(x + self.embedded[i])
+            x = b**0.5 * (x - (1 - a) ** 0.5 * e) / a**0.5 + (1 - b) ** 0.5 * e
+        return x
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "LSTM": lambda: Cells(nn.LSTMCell(WIDTH, WIDTH)),
     "GRU": lambda: Cells(nn.GRUCell(WIDTH, WIDTH)),
@@ -148,6 +211,10 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "gated delta rule": GatedDelta,
     "selective scan": SelectiveScan,
     "moving average": Average,
+    "optimal transport": Transport,
+    "fixed point": Equilibrium,
+    "shrinkage": Shrinkage,
+    "sampler": Sampler,
 }
 
 

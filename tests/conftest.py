@@ -48,9 +48,16 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Exempt imported and collected objects from garbage collection, which would take a tenth of
     the time to visit them again and again."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Garbage is looked for once at the end, and not by pytest and Python again: that takes some
+    seconds each, for all that a run has made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

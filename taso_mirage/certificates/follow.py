@@ -46,6 +46,8 @@ Results = Mapping[Node, tuple[OpenedLoop, int]]
 """The results of loops, with their places."""
 STATES = 3
 """The largest number of states of loops that are followed in every order."""
+DEEPEST = 64
+"""The most levels of bodies."""
 
 
 @dataclass
@@ -215,8 +217,11 @@ class _Reader:
             raise CheckFailed(f"term {number} is no result of a loop of the original")
         return found
 
-    def _unrolled(self, text: str, args: Sequence[int]) -> None:
-        """A loop of a known number of steps, and its steps written out."""
+    def _unrolled(self, text: str, args: Sequence[int], depth: int = 1) -> None:
+        """A loop of a known number of steps, and its steps written out. In a body so many levels
+        inside of the model, its operands may be terms of the steps around it."""
+        if type(depth) is not int or not 1 <= depth <= DEEPEST:
+            raise CheckFailed(f"there is no level {depth!r}")
         graph = parse_graph(text)
         (node,) = graph.outputs
         if any(n.op in ("weight", "opaque") for n in graph) or traits(node).lowering is not Lowering.STEPS:
@@ -227,9 +232,9 @@ class _Reader:
         if any(n.op == "input" and n not in body.inputs for n in body):
             raise CheckFailed("a loop whose body names a variable that is none of its operands")
         operands = self._cut(graph.inputs, [self._term(a) for a in args])
-        if any(map(changes_in_steps, ResultsOfLoops(1).outside(operands.values()))):
+        if any(changes_in_steps(each, depth) for each in ResultsOfLoops(depth).outside(operands.values())):
             raise CheckFailed("a loop over terms of the steps of another loop")
-        for result, steps in self.view.loop_of(_over((node,), operands)[0]).unrolled():
+        for result, steps in self.view.at(depth).loop_of(_over((node,), operands)[0]).unrolled():
             self._union(result, steps)
 
     def _values(self, number: int, state: int) -> None:

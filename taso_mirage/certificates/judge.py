@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,9 +40,16 @@ Judge = Callable[[str, str, str], str]
 where it does not hold."""
 
 
+@lru_cache(256)
+def _check(lhs: str, rhs: str) -> checker.Accepted | checker.Refused:
+    """The checker's answer, which the two texts decide: an equality of a case is asked for when its
+    sides are chosen and when its ground is found."""
+    return checker.check(lhs, rhs)
+
+
 def undecided(lhs: str, rhs: str) -> str:
     """The reason why the checker does not decide an equality."""
-    found = checker.check(lhs, rhs)
+    found = _check(lhs, rhs)
     return found.reason.removeprefix("Unsupported: ") if isinstance(found, checker.Refused) else ""
 
 
@@ -56,7 +64,7 @@ class CaseJudge:
         self.strict, self.numbers = strict, numbers
 
     def __call__(self, kind: str, lhs: str, rhs: str) -> str:
-        found = checker.check(lhs, rhs)
+        found = _check(lhs, rhs)
         if isinstance(found, checker.Accepted):
             return CHECKED
         if self.strict:

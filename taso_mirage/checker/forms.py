@@ -67,11 +67,14 @@ class Poly:
     terms: frozenset[tuple[Term, Number]]
 
     def __add__(self, other: Poly | Number) -> Poly:
-        return collected([*self.terms, *poly(other).terms])
+        others = poly(other).terms
+        return collected([*self.terms, *others]) if self.terms and others else Poly(self.terms or others)
 
     def __mul__(self, other: Poly | Number) -> Poly:
         if not isinstance(other, Poly):
-            return collected((t, a * other) for t, a in self.terms)
+            return self if other == 1 else collected([(t, a * other) for t, a in self.terms])
+        if ONE in (self, other):
+            return other if self == ONE else self
         return collected(m for t, a in self.terms for u, b in other.terms for m in times(t, u, a * b))
 
     def __neg__(self) -> Poly:
@@ -113,7 +116,7 @@ def just(*atom: Any) -> Poly:
 
 
 def total(ps: Iterable[Poly]) -> Poly:
-    return sum(ps, start=ZERO)
+    return collected([pair for p in ps for pair in p.terms])
 
 
 def multiplied(ps: Iterable[Poly]) -> Poly:

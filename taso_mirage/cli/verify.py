@@ -13,7 +13,7 @@ import typer
 
 from taso_mirage.cli.options import JsonOption
 from taso_mirage.errors import CheckFailed, InvalidOption
-from taso_mirage.system.terminal import say
+from taso_mirage.system.terminal import plural, say
 
 
 def verify(
@@ -79,7 +79,9 @@ def verify(
         say(f"{count} equalities: {ground}")
     for name, why in sorted(found.alone.items()):
         say(f"  without the checker: {name} ({why})")
-    say(f"applied at {found.places} places; {found.computed} weights and constants recomputed; {found.terms} terms")
+    say(
+        f"applied at {plural(found.places, 'place')}; {found.computed} weights and constants recomputed; {found.terms} terms"
+    )
     say(compared)
     if kernels is not None:
         say("the code of fused kernels is not verified; their equivalent operators are")

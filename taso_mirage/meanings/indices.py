@@ -46,6 +46,11 @@ class Indices:
         if self.steps > self.budget:
             raise Unprovable("the budget is spent")
 
+    def release(self) -> None:
+        """Let go of Z3's state at the end of the proof: 16 MiB, which the next proof uses again.
+        The terms of a proof refer to each other, so all else stays until garbage is collected."""
+        self.context = None
+
     def variable(self, name: str, extent: Dim) -> Dim:
         """The variable with 0 <= name < extent; 0 where that is all."""
         if extent == 1:

@@ -12,7 +12,7 @@ that.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -91,7 +91,7 @@ class Opened:
         if node in self.leaves:
             return self.leaves[node]
         if node.op == "input":
-            return not_bound(node) if node in self.model.graph.inputs else bound_at(node, len(self.path) + 1)
+            return not_bound(node) if node in self.model.graph.inputs else bound_at(node, self.depth)
         if node.op == "weight":
             return weight(self.name(node.attr("name")), node.tensor)
         args = tuple(self.done[a] for a in node.args)
@@ -142,6 +142,15 @@ class Opened:
             self.arrays[self.names[name]] = given
         return self.names[name]
 
+    @property
+    def depth(self) -> int:
+        """The level of loops here."""
+        return len(self.path) + 1
+
+    def at(self, depth: int) -> Opened:
+        """A view of the model whose loops are at another level."""
+        return replace(self, path=(("", ""),) * (depth - 1))
+
     def loop_of(self, term: Node) -> OpenedLoop:
         """A loop that is a term of its body over opened terms; its results are among those of
         loops."""
@@ -154,7 +163,7 @@ class Opened:
     def _term_loop(self, term: Node) -> Node:
         """A loop that is a term of its body."""
         body: Graph = term.attr("body")
-        leaves = step_leaves(term, term.args, len(self.path) + 1)[1]
+        leaves = step_leaves(term, term.args, self.depth)[1]
         outputs = substitute(body.outputs, dict(zip(body.inputs, leaves, strict=True)))
         states = term.attr("states")
         return self._loop(term.args[:states], outputs, term.args[states].shape[0], term.attr("backward"), term)
@@ -169,7 +178,7 @@ class Opened:
     def _loop(self, firsts: Sequence[Node], outputs: Sequence[Node], count: Dim, backward: int, term: Node) -> Node:
         """A loop, or its only result."""
         types = term.type if isinstance(term.type, tuple) else (term.tensor,)
-        depth, steps = len(self.path) + 1, f"{count} steps{' from the last one' * backward}"
+        depth, steps = self.depth, f"{count} steps{' from the last one' * backward}"
         leaves = state_leaves(firsts, depth)
         made = OpenedLoop(firsts, leaves, outputs, steps, types, ResultsOfLoops(depth), count, backward)
         if not isinstance(term.type, tuple):

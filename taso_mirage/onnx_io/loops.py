@@ -48,7 +48,7 @@ STEP = variable("step of a loop", Tensor("int64", ()))
 """The place of a step in the sequences of a loop, in equalities that hold for every place."""
 
 
-BOUND = re.compile(r"(?P<whose>step|state (?P<number>\d+)) of a loop(?P<depth> at depth \d+)?")
+BOUND = re.compile(r"(?P<whose>step|state (?P<number>\d+)) of a loop(?P<depth> at depth (?P<level>\d+))?")
 """The names of the variables of loops: a place, and the states. Without a depth they stand in
 equalities, for a loop at any depth."""
 

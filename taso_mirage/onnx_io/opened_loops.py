@@ -236,9 +236,10 @@ def _draws(node: Node) -> bool:
     return isinstance(call, NodeContent) and call.draw is not None
 
 
-def changes_in_steps(node: Node) -> bool:
-    """Whether a term is a variable of a loop, or a random draw in a body: another one in each
-    step."""
+def changes_in_steps(node: Node, depth: int = 1) -> bool:
+    """Whether a term is a variable of a loop, or a random draw in a body, so many levels inside of
+    a model or more: another one in each step."""
     if node.op == "input":
-        return BOUND.fullmatch(node.attr("name")) is not None
-    return _draws(node) and bool(node.attr("call").draw.path)
+        found = BOUND.fullmatch(node.attr("name"))
+        return found is not None and (found["level"] is None or int(found["level"]) >= depth)
+    return _draws(node) and len(node.attr("call").draw.path) >= depth

@@ -18,6 +18,8 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.derived_traits import moves
+from taso_mirage.rewriting.equation import work_terms
+from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.search.loops.behind import LighterLoop, results_of, without_outputs
 from taso_mirage.search.loops.chain_loops import rerolled_chains
 from taso_mirage.search.loops.hoisting import hoisted_loop
@@ -32,6 +34,8 @@ HOISTED = "terms that its states do not change are computed for all steps at onc
 BEHIND = "terms that its states do not read are computed for all steps at once, behind it"
 CLOSED = "the values of its states in all steps are terms of its sequences"
 REROLLED = "the terms of a sum that differ in their weights alone are computed together"
+MOST_OF_A_COPY = 1 << 20
+"""The most elements of weights that are compared with each other."""
 TimeOf = Callable[[Model], float]
 """The time of a model."""
 
@@ -94,8 +98,9 @@ def reroll_chains(
     job: Job, problem: Problem, model: Model, seconds: TimeOf | None = None
 ) -> tuple[Model, list[RewriteStep]]:
     """The model with a loop, in its fastest form, in the place of each recurrence whose steps are
-    written out, and the steps, if that model takes fewer `seconds`."""
-    steps, outputs = list[RewriteStep](), model.graph.outputs
+    written out, and the steps, if that model takes fewer `seconds`. Steps that read copies of a
+    weight, as PyTorch writes some, read one of these."""
+    steps, outputs = list[RewriteStep](), substitute(model.graph.outputs, duplicate_weights(model, MOST_OF_A_COPY))
     with suppress(TasoMirageError):  # a loop without a type
         for step in rerolled_chains(outputs, problem.proofs) if job.config.measure else ():
             outputs = substitute(outputs, step.table)
@@ -107,10 +112,16 @@ def reroll_chains(
     known = [result for loop in loops for result in results_of(loop)]
     made, more = rewrite_loops(own, problem, model.with_graph(outputs), seconds, known)
     if seconds is not None and not _is_faster(made, model, seconds):
+        job.chains = True
         return model, []
-    counts = " and ".join(str(loop.args[loop.attr("states")].shape[0]) for loop in loops)
-    job.remarks += [f"{counts} steps of a recurrence that are written out became a loop", *own.remarks]
+    job.remarks += [_said_of_chains(steps), *own.remarks]
     return made, [*steps, *more]
+
+
+def _said_of_chains(steps: Sequence[RewriteStep]) -> str:
+    loops = [loop for step in steps for loop in step.unrolled]
+    counts = " and ".join(str(loop.args[loop.attr("states")].shape[0]) for loop in loops)
+    return f"{counts} steps of a recurrence that are written out became a loop"
 
 
 def reroll_sums(
@@ -134,6 +145,23 @@ def _is_faster(made: Model, model: Model, seconds: TimeOf) -> bool:
         return seconds(made) < seconds(model)
     except (TasoMirageError, ValueError):  # a model of more than 2 GB is no message
         return False
+
+
+def with_chains(result: Result) -> Result | None:
+    """The result with loops, which may have kernels, in the place of recurrences that are written
+    out; None where there are none. Nothing is known about the time of its model."""
+    copies = duplicate_weights(result.model, MOST_OF_A_COPY)
+    steps, outputs = list[RewriteStep](), substitute(result.model.graph.outputs, copies)
+    with suppress(TasoMirageError):  # a loop without a type
+        for step in rerolled_chains(outputs, Proofs(None)):
+            outputs = substitute(outputs, step.table)
+            steps.append(step)
+    if not steps:
+        return None
+    model, done = result.model.with_graph(outputs), (*result.steps, *steps)
+    terms = len(work_terms(model.nodes()))
+    made = replace(result, model=model, steps=done, terms_after=terms, timing=None, normal=None)
+    return made.noted(_said_of_chains(steps))
 
 
 def with_loops(result: Result) -> Result | None:

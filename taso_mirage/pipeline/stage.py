@@ -51,7 +51,8 @@ class Job:
     the last load of another model, `reading` those that its file took. The `deadline` is that of
     the stages that run. `nested` optimizes another model with options of its own. `backend`: that
     of kernels on a GPU, if they are searched and can be made, and `searchers` the processes that
-    search them. `terms`: how many the original has. `traced` is called after every stage.
+    search them. `terms`: how many the original has. `chains`: whether it has recurrences that are
+    written out, whose loops are slower without kernels. `traced` is called after every stage.
     """
 
     config: Config
@@ -72,6 +73,7 @@ class Job:
     backend: Future[Backend | None] | None = None
     searchers: Workers | None = None
     terms: int = 0
+    chains: bool = False
     traced: Traced = untraced
 
 

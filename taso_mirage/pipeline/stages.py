@@ -36,7 +36,7 @@ from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.kernels_ahead import compile_ahead, search_kernels
 from taso_mirage.pipeline.levels import at_full_level
-from taso_mirage.pipeline.loops import with_loops
+from taso_mirage.pipeline.loops import with_chains, with_loops
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, find_sizes, load_original, pose, refer
 from taso_mirage.pipeline.runtimes import choose_runtime, try_runtimes
@@ -138,7 +138,7 @@ def fuse(job: Job, result: Result, original: Session, ahead: KernelsAhead | None
     """The result with searched kernels where they make the whole model faster.
 
     They have the rest of the budget, less a comparison and a check. Half of it is for the kernels
-    of loops in the place of operators that loops became.
+    of loops in the place of operators that loops became, or of steps that are written out.
     """
     config = job.config
     if config.kernels == OFF:
@@ -154,14 +154,16 @@ def fuse(job: Job, result: Result, original: Session, ahead: KernelsAhead | None
             once, busy = large(job), config.target.serial is not None and observed_load().busy
             loads = BY_CPU_TIME if once and busy else 1
             ours = job.progress, job.stop, known, trial_seconds(job, loads)
-            loops = with_loops(result)
+            loops = with_chains(result) if job.chains else with_loops(result)
             if loops is None:
                 return fused(result, asked, config.kernels, *ours, backend, once, job.searchers, ahead)
             half = replace(asked, budget=asked.budget / 2)
             made = fused(loops, half, config.kernels, *ours, backend, once, job.searchers)
-            if made.kernels and _ratio(made) >= GAIN * _ratio(result):
+            gained = made.kernels and _ratio(made) >= GAIN * _ratio(result)
+            if gained and not job.chains:
                 return made
-            return fused(result, replace(asked, budget=kernel_seconds(job)), config.kernels, *ours, once=once)
+            other = fused(result, replace(asked, budget=kernel_seconds(job)), config.kernels, *ours, once=once)
+            return made if gained and _ratio(made) >= _ratio(other) else other
     except OutOfTime as late:
         return result.noted(f"no kernels: {late}")
 

@@ -84,6 +84,8 @@ def _proved(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> Proved | 
                 return unproved(f"output {i}: {ELSEWHERE}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return unproved(str(error) or type(error).__name__, xp.indices.steps)
+    finally:
+        xp.indices.release()
     return Proved(xp.indices.steps)
 
 

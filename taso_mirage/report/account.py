@@ -11,6 +11,7 @@ from taso_mirage.operators.ops import load_specs
 from taso_mirage.report.changes import Explanation
 from taso_mirage.report.explanations import explanation_lines
 from taso_mirage.report.result import Result
+from taso_mirage.system.terminal import plural
 
 LISTED = 8
 """The largest number of changes with rows of their own."""
@@ -82,7 +83,7 @@ def kernel_rows(result: Result, explained: Sequence[Explanation]) -> Iterator[Ac
     for each in reversed(result.kernels):
         saved = after * (each.gain - 1)
         after += saved
-        kinds = " and ".join(f"{' '.join(operators)} in {places} places" for operators, places in each.kinds)
+        kinds = " and ".join(f"{' '.join(operators)} in {plural(places, 'place')}" for operators, places in each.kinds)
         loops = {op for operators, _ in each.kinds for op in operators if _is_loop(op)}
         were = [e.change.called for e in explained if e.change.called and any(n.op in loops for n in e.change.after)]
         said = f" ({' and '.join(were)})" if were else ""

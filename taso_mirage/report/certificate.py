@@ -126,7 +126,8 @@ class _Book:
     def _unrolled(self, view: Opened, loop: Node) -> None:
         """The record of a loop whose steps are written out."""
         made = with_args(loop, view(loop.args))
-        self.records.append(["unrolled", _alone(made), [self.of(a) for a in made.args]])
+        inside = [view.depth] if view.path else []
+        self.records.append(["unrolled", _alone(made), [self.of(a) for a in made.args], *inside])
         for pair in view.loop_of(made).unrolled():
             self._enter(pair)
 

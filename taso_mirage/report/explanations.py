@@ -33,7 +33,7 @@ from taso_mirage.search.loops.inductions import INDUCTION
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
-from taso_mirage.system.terminal import duration
+from taso_mirage.system.terminal import duration, plural
 
 MEASURING = 30.0
 """The largest number of seconds for measuring all changes; the remaining changes are not
@@ -219,7 +219,8 @@ def _fields(each: StatedEquation) -> dict[str, str]:
 def as_lines(listed: Sequence[Explanation], result: Result) -> Iterator[str]:
     """The changes as text; an equation is stated where it comes first."""
     total = sum(each.change.count for each in listed)
-    yield (f"{len(listed)} distinct changes at {total} places, the largest gain first" if total else "no changes")
+    changes, places = plural(len(listed), "distinct change"), plural(total, "place")
+    yield (f"{changes} at {places}, the largest gain first" if total else "no changes")
     stated: set[str] = set()
     for i, each in enumerate(listed, 1):
         yield ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from taso_mirage.system.terminal import plural
 from taso_mirage.system.wording import option
 
 SHOWN, NAMED = 3, 5
@@ -34,8 +35,7 @@ class LeftRegion:
 
     def __str__(self) -> str:
         named = region_name(self.operators)
-        places = f"{self.places} places" if self.places > 1 else "1 place"
-        return f"{named} ({places}, up to {self.gain:.2f} times)"
+        return f"{named} ({plural(self.places, 'place')}, up to {self.gain:.2f} times)"
 
 
 def region_name(operators: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.system.spending import Spending
+from taso_mirage.system.terminal import plural
 from taso_mirage.targets.profile import TimedNode
 
 SEARCHES = ("passes", "mutants", "search")
@@ -75,7 +76,9 @@ class PlacedKernels:
     turned: int = 0
 
     def __str__(self) -> str:
-        said = " and for ".join(f"{' '.join(operators)} in {places} places" for operators, places in self.kinds)
+        said = " and for ".join(
+            f"{' '.join(operators)} in {plural(places, 'place')}" for operators, places in self.kinds
+        )
         weights = "1 weight is" if self.turned == 1 else f"{self.turned} weights are"
         stored = f"; {weights} stored transposed, along the sums" if self.turned else ""
         return f"kernel for {said}: the whole model is {self.gain:.3f} times as fast with it as without it{stored}"

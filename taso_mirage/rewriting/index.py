@@ -42,6 +42,8 @@ class Rules:
         self.keep = keep
         self.trials = 0
         """How often a pattern was matched, at surroundings or at a term."""
+        self.settled: set[Node] = set()
+        """Terms to which neither an equation of one output nor a folding applies."""
         self._at: dict[str, list[tuple[Equation, frozenset[str]]]] = {}
         for equation in self.equations:
             self._at.setdefault(equation.roots[0], []).append((equation, equation.needs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import Node, substitute, topological
+from taso_mirage.operators.work import size
 
 SAMPLE = 1024
 """The number of elements of a weight that are compared first. They distinguish most pairs, so few
@@ -19,13 +21,13 @@ DEFAULTS_ARE_INPUTS = 4
 """The IR version before which every weight is an input of the model, too."""
 
 
-def duplicate_weights(model: Model) -> dict[Node, Node]:
-    """Each weight whose content equals that of an earlier weight of the graph, with the earlier
-    one."""
+def duplicate_weights(model: Model, most: float = math.inf) -> dict[Node, Node]:
+    """Each weight of `most` elements at most whose content equals that of an earlier weight of the
+    graph, with the earlier one."""
     found: dict[Node, Node] = {}
     alike: dict[object, list[Node]] = {}
     for node in model.nodes():
-        if node.op != "weight" or node.dtype == "string":
+        if node.op != "weight" or node.dtype == "string" or size(node.tensor) > most:
             continue
         content = _bits(model.weights, node)
         step = max(content.size // SAMPLE, 1)

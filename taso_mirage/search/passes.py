@@ -296,8 +296,13 @@ class _Sweep:
         return tuple([done.get(o, o) for o in self.outputs])
 
     def _may_change(self, node: Node) -> bool:
-        """Whether a rule or a folding applies, if there is time to look."""
-        return not self.context.over() and bool(self.rules.applications(node) or fold_constants(node) is not node)
+        """Whether a rule or a folding applies, if there is time to look; where none does, once."""
+        if node in self.rules.settled or self.context.over():
+            return False
+        found = bool(self.rules.applications(node)) or fold_constants(node) is not node
+        if not found:
+            self.rules.settled.add(node)
+        return found
 
     def _reduce(self, node: Node, uses: int) -> Node:
         for _ in range(16):

@@ -41,9 +41,9 @@ def run(model: onnx.ModelProto, **sizes: int) -> list[NDArray[Any]]:
     return outputs
 
 
-def check(model: onnx.ModelProto) -> None:
-    """The model is valid, and its outputs are finite and vary, probabilities neither one-hot nor
-    uniform."""
+def varies(model: onnx.ModelProto) -> bool:
+    """Whether a model, which ONNX's checker takes, has finite outputs that vary, probabilities
+    neither one-hot nor uniform."""
     onnx.checker.check_model(model)
     last = model.graph.node[-1]
     tapped = onnx.ModelProto()
@@ -51,11 +51,9 @@ def check(model: onnx.ModelProto) -> None:
     if last.op_type == "Softmax":
         tapped.graph.output.append(onnx.ValueInfoProto(name=last.input[0]))
     outputs = run(tapped)
-    assert all(np.isfinite(value).all() for value in outputs)
     probabilities, signal = outputs[0], outputs[-1]
-    assert 0.3 < signal.std() < 10
-    if last.op_type == "Softmax":
-        assert 2 / probabilities.size < probabilities.max() < 0.5
+    certain = last.op_type == "Softmax" and not 2 / probabilities.size < probabilities.max() < 0.5
+    return all(np.isfinite(value).all() for value in outputs) and 0.3 < signal.std() < 10 and not certain
 
 
 ALIKE = ("nasnet_a", "llama_lora")
@@ -65,7 +63,7 @@ ALIKE = ("nasnet_a", "llama_lora")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in models.EXPORTED])
 def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
-    check(small(name))
+    assert varies(small(name))
 
 
 @pytest.mark.sampled(3)
@@ -77,7 +75,7 @@ def test_light_model_is_valid_and_runs(name: str) -> None:
     model = models.build(name)
     assert not any(node.op_type == "ConstantOfShape" for node in model.graph.node)
     assert len(model.graph.input) == 1
-    check(model)
+    assert varies(model)
 
 
 @pytest.mark.parametrize("name", ["light_squeezenet", "light_shufflenet"])
@@ -92,7 +90,7 @@ def test_a_light_model_of_another_batch_is_the_one_of_batch_one_image_by_image(n
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in models.EXPORTED if name != "mini_transformer"])
 def test_full_model_is_valid_and_runs(name: str) -> None:
-    check(models.build(name, small=False))
+    assert varies(models.build(name, small=False))
 
 
 @pytest.mark.sampled(5)

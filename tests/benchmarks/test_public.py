@@ -131,23 +131,24 @@ def test_each_fault_is_found(name: str) -> None:
     assert found.kind == kind, found.why
 
 
-def judge_report(name: str, build: Callable[[], onnx.ModelProto]) -> None:
+def judged_report(build: Callable[[], onnx.ModelProto]) -> str:
+    """How a report's model is judged as the result of a tool that changes nothing, or why it cannot
+    be."""
     model = build()
     onnx.checker.check_model(model, full_check=True)
     found = bench("public_judge").Judged.of(model)
-    assert not isinstance(found, str), (name, found)
-    assert found.verdict(model).kind == "right", name
+    return found if isinstance(found, str) else found.verdict(model).kind
 
 
 @pytest.mark.parametrize("family", bench("public_reports").FAMILIES)
 def test_a_report_of_each_family_can_be_judged(family: str) -> None:
-    judge_report(*next(iter(bench("public_reports").FAMILIES[family].items())))
+    assert judged_report(next(iter(bench("public_reports").FAMILIES[family].values()))) == "right"
 
 
 @pytest.mark.slow
 def test_every_report_can_be_judged() -> None:
-    for name, build in bench("public_reports").REPORTS.items():
-        judge_report(name, build)
+    reports = bench("public_reports").REPORTS
+    assert {name: judged_report(build) for name, build in reports.items()} == dict.fromkeys(reports, "right")
 
 
 def test_a_result_runs_at_the_level_at_which_the_original_is_right() -> None:

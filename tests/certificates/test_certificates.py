@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from taso_mirage.certificates import judge
 from taso_mirage.certificates.follow import follow
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.certificates.judge import AGAIN, CHECKED, FIELD, UNPROVED, CaseJudge
-from taso_mirage.checker import Refused
+from taso_mirage.checker import Refused, check
 from taso_mirage.checker.operators import OPS
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, StoredWeight
@@ -69,10 +70,19 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
 
 def test_what_rests_on_the_prover_alone_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPS, "softmax")
+    monkeypatch.setattr(judge, "_check", check)  # which remembers no answer
     found = followed(case)
     assert found.equalities[AGAIN] >= len(found.alone) > 0
     assert set(found.alone.values()) == {"softmax is not read by this checker"}
     assert all(name in {" and ".join(e["equations"]) for e in case[2]["equalities"]} for name in found.alone)
+
+
+def test_the_checker_is_asked_once_for_an_equality(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, check = Counter[tuple[str, str]](), judge.checker.check
+    monkeypatch.setattr(judge.checker, "check", lambda lhs, rhs: asked.update([(lhs, rhs)]) or check(lhs, rhs))
+    judge._check.cache_clear()
+    assert followed(case).equalities.total() > 0
+    assert set(asked.values()) == {1}
 
 
 @pytest.mark.sampled(2)
@@ -509,7 +519,7 @@ def test_numbers_alone_are_believed_where_the_user_says_so() -> None:
 def test_polynomials_are_compared_in_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random elements tell two polynomials apart; a term that is no polynomial, or names a number
     that the field may have as 0, is none for them."""
-    monkeypatch.setattr(judge.checker, "check", lambda lhs, rhs: Refused("not asked"))
+    monkeypatch.setattr(judge, "_check", lambda lhs, rhs: Refused("not asked"))
     twice = term("add", X, X)
     assert judged(CHECK, term("mul", twice, twice), term("mul", term("add", twice, twice), X)) == FIELD
     tiny = term("mul", X, constant(1e-12, "float32"))

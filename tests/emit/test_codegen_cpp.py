@@ -17,7 +17,7 @@ import mugraphs
 import numpy as np
 import pytest
 from mugraphs import Pair, kernel, leaf
-from native_kernels import QUICK, STRICT, check, exact, values
+from native_kernels import QUICK, STRICT, computes, exact, values
 
 from taso_mirage.devices.cpu.compiler import compiler
 from taso_mirage.devices.cpu.device import CPU_DEVICE
@@ -57,8 +57,8 @@ def test_a_mugraph_computes_its_goal(name: str) -> None:
     builder = ODD[name.removesuffix(" odd")] if name.endswith(" odd") else mugraphs.WORKLOADS[name]
     graph, goal = builder(dtype="float32")
     made = NativeKernel(graph, flags=STRICT)
-    check(made, goal, values(graph))
-    check(made, goal, values(graph, 1, 0.01), 1e-5)
+    assert computes(made, goal, values(graph))
+    assert computes(made, goal, values(graph, 1, 0.01), 1e-5)
 
 
 def test_half_precision_is_computed_in_fp32() -> None:
@@ -90,7 +90,7 @@ def test_blocks_run_on_the_callers_threads() -> None:
             list(workers.map(one, reversed(range(count))))
 
         made._parallel, made._pool = parallel_for, ctypes.c_void_p(42)
-        check(made, goal, given)
+        assert computes(made, goal, given)
     assert seen == [(2 * 3 * 4, 42)]
     assert threading.get_ident() not in threads
 
@@ -172,7 +172,7 @@ def thread(x: Node) -> Node:
 )
 def test_bodies_that_move_elements(body: Callable[..., Node], omap: tuple[int, ...]) -> None:
     graph, goal = pair(body, (6, 3, 10), (3,), omap)
-    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
+    assert computes(NativeKernel(graph, flags=STRICT), goal, values(graph))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -213,7 +213,7 @@ def test_an_invariant_is_computed_before_the_loop() -> None:
 
     graph = Graph((x, y), (kernel([(x, (0,), -1), (y, (0,), 1)], body, (2,), 5, (0,)),))
     goal = Graph((x, y), (body(x, y),))
-    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
+    assert computes(NativeKernel(graph, flags=STRICT), goal, values(graph))
     source = generate_cpp(graph)
     assert source.rindex("exponential(") < source.index("for (size_t iteration")
 
@@ -226,7 +226,7 @@ def test_ordinary_operators_constants_and_repeated_outputs() -> None:
     goal = Graph(
         (x,), (term("softmax", term("mul", x, table), axis=1), term("mul", x, table), x, term("mul", x, table))
     )
-    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
+    assert computes(NativeKernel(graph, flags=STRICT), goal, values(graph))
 
 
 def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
@@ -312,11 +312,11 @@ def dotted(w: Node, x: Node) -> Node:
 def test_a_sum_of_products_is_a_product(columns: int) -> None:
     x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
     graph = Graph((x, w, g), (kernel([(x, (-1,), -1), (w, (1,), -1), (g, (-1,), -1)], weighed, (3,), 1, (0,)),))
-    check(NativeKernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
+    assert computes(NativeKernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
     assert ("streamed<" in generate_cpp(graph).replace(header("vector.h"), "")) == (columns == 200)
     y, v = leaf("Y", "float32", 2, columns, 33), leaf("V", "float32", 33)
     rows = Graph((y, v), (kernel([(y, (0,), -1), (v, (-1,), -1)], dotted, (2,), 1, (2,)),))
-    check(NativeKernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
+    assert computes(NativeKernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
 
 
 def scores(x: Node, y: Node) -> Node:
@@ -351,7 +351,7 @@ def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node
     for dtype, tolerance in (("float32", 3e-6), ("float16", 1e-3)):
         graph, goal = rows_times_rows(*sizes, body, dtype)
         assert "rows<" in generate_cpp(graph).replace(header("vector.h"), "")
-        check(NativeKernel(graph, flags=STRICT), goal, values(graph), tolerance)
+        assert computes(NativeKernel(graph, flags=STRICT), goal, values(graph), tolerance)
 
 
 def test_several_mugraphs_share_a_source() -> None:
@@ -361,7 +361,7 @@ def test_several_mugraphs_share_a_source() -> None:
     graphs = [Graph((x,), (term(op, x, t),)) for op, t in zip(("mul", "add", "mul"), tables, strict=True)]
     library = build(generate_all({f"k{i}": graph for i, graph in enumerate(graphs)}), flags=STRICT)
     for i, graph in enumerate(graphs):
-        check(NativeKernel(graph, f"k{i}", library=library), graph, values(graph))
+        assert computes(NativeKernel(graph, f"k{i}", library=library), graph, values(graph))
 
 
 # ---------------------------------------------------------------- elementary functions
@@ -479,7 +479,7 @@ def test_a_gate_is_one_quotient() -> None:
     assert loops(graph).count(" * ") == 0
     given = values(graph, 2, 40)
     given[graph.inputs[0]][0, :3] = (0, -200, 200)  # e^200 is no float
-    check(NativeKernel(graph, flags=STRICT), goal, given)
+    assert computes(NativeKernel(graph, flags=STRICT), goal, given)
 
 
 def test_what_is_dear_is_computed_once() -> None:

@@ -59,7 +59,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.sampled(2, together=True)
 @pytest.mark.parametrize("name", CASES)
 def test_generated_code_computes_the_goal(name: str, interpreted: Path) -> None:
-    agrees(name, np.load(interpreted / f"{name}.npy"))
+    assert agrees(name, np.load(interpreted / f"{name}.npy"))
 
 
 @pytest.mark.sampled(3)

@@ -115,7 +115,7 @@ def results(folder: Path) -> Path:
 def test_generated_code_computes_the_goal_on_the_gpu(name: str, variant: str, results: Path) -> None:
     if not possible(CASES[name]()[0]):
         pytest.skip("needs a GPU with such clusters")
-    agrees(name, np.load(results / f"{name}.{variant}.npy"))
+    assert agrees(name, np.load(results / f"{name}.{variant}.npy"))
 
 
 @pytest.mark.slow

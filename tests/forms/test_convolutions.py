@@ -14,7 +14,7 @@ import onnx
 import pytest
 from fused_models import TRYING, clock, quick, together
 from named_models import model, session, w, x
-from native_kernels import QUICK, STRICT, check, sanitized, values
+from native_kernels import QUICK, STRICT, complaints, computes, values
 
 import op_specs.winograd as spec
 from taso_mirage.devices.cpu.device import CPU_DEVICE
@@ -116,20 +116,20 @@ def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
     """At odd sizes, where tiles leave the image, blocks are not full, and there are more parts than
     channels; on two threads, and with vectors of 16, 8 and 4 numbers."""
     for made, goal in compiled(flags, 2):
-        check(made, goal, values(goal), 4e-6)
+        assert computes(made, goal, values(goal), 4e-6)
 
 
 def test_the_kernel_as_models_have_it() -> None:
     made, goal = case((2, 19, 13, 17), 33, PADS, "bias, sum, relu")
     graph = Graph(goal.inputs, (made.mugraph((4, 4), (32, 2)),))
-    check(NativeKernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
+    assert computes(NativeKernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
 
 
 @pytest.mark.parametrize("which", [(0, 11), pytest.param((0, 3, 4, 7, 8, 11), marks=pytest.mark.slow)])
 def test_no_sanitizer_complains(which: Sequence[int], tmp_path: Path) -> None:
     """Nothing outside of the tensors is read or written: they have the sizes that the types say, to
     the byte."""
-    sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 12 in which}, tmp_path)
+    assert not complaints({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 12 in which}, tmp_path)
 
 
 @pytest.mark.sampled(1)

@@ -13,7 +13,7 @@ import pytest
 from epilogue_functions import CHANNELS, FUNCTIONS, IMAGES, RESULTS, leaves, right_body, silu, wrong_bodies
 from fused_models import TRYING, quick, together
 from named_models import model, session, w, x
-from native_kernels import QUICK, STRICT, check, sanitized, values
+from native_kernels import QUICK, STRICT, complaints, computes, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
@@ -108,7 +108,7 @@ def test_the_kernels_compute_functions_of_their_data() -> None:
     assert all(graph.outputs[0].attr("prologue") is not None for graph in made.values())
     library = build(generate_all(made), None, QUICK)
     for name, goal in goals.items():
-        check(NativeKernel(made[name], name, threads=2, library=library), goal, values(goal), 5e-6)
+        assert computes(NativeKernel(made[name], name, threads=2, library=library), goal, values(goal), 5e-6)
 
 
 @pytest.mark.sampled(1)
@@ -130,18 +130,18 @@ def test_the_kernels_compute_every_function() -> None:
     cases = {name: (made, goal) for name, made, goal in all_cases()}
     library = build(generate_all({name: made for name, (made, _) in cases.items()}), None, QUICK)
     for name, (made, goal) in cases.items():
-        check(NativeKernel(made, name, threads=2, library=library), goal, values(goal), 5e-6)
+        assert computes(NativeKernel(made, name, threads=2, library=library), goal, values(goal), 5e-6)
 
 
 @pytest.mark.parametrize("name", ["all", pytest.param("chosen", marks=pytest.mark.slow)])
 def test_the_kernel_as_models_have_it(name: str) -> None:
     """With vectors, and all warnings of the compiler."""
     made, goal = convolved(name)
-    check(NativeKernel(made, flags=STRICT, threads=2), goal, values(goal), 5e-6)
+    assert computes(NativeKernel(made, flags=STRICT, threads=2), goal, values(goal), 5e-6)
 
 
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
-    sanitized({"winograd": convolved("all")[0], "linear": multiplied("all", *SIZES[1])[0]}, tmp_path)
+    assert not complaints({"winograd": convolved("all")[0], "linear": multiplied("all", *SIZES[1])[0]}, tmp_path)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 21])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from expert_goals import EXPERTS, GOALS, RESULTS, batched, dense, goal
 from named_models import model, session, w, x
-from native_kernels import QUICK, check, sanitized, values
+from native_kernels import QUICK, complaints, computes, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
@@ -72,7 +72,7 @@ def kernels() -> dict[str, NativeKernel]:
 @pytest.mark.parametrize("name", GOALS)
 def test_the_kernel_computes_the_layer(name: str, kernels: dict[str, NativeKernel]) -> None:
     whole = layer(name)[1]
-    check(kernels[name.replace(" ", "_")], whole, given(whole), 4e-6)
+    assert computes(kernels[name.replace(" ", "_")], whole, given(whole), 4e-6)
 
 
 def test_what_is_no_number_stays_with_its_token(kernels: dict[str, NativeKernel]) -> None:
@@ -92,7 +92,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
         name.replace(" ", "_"): Graph(layer(name)[1].inputs, (layer(name)[0].mugraph((16, 2)),))
         for name in ("in turn",)
     }
-    sanitized(graphs, tmp_path, ("0", "1"))
+    assert not complaints(graphs, tmp_path, ("0", "1"))
 
 
 @pytest.mark.parametrize("name", GOALS)

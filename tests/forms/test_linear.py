@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fused_models import quick
 from named_models import model, session, w, x
-from native_kernels import QUICK, STRICT, check, sanitized, values
+from native_kernels import QUICK, STRICT, complaints, computes, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.emit.cpp import generate_all
@@ -94,7 +94,7 @@ def test_the_kernel_computes_the_product(flags: Sequence[str], every: bool) -> N
         given = values(goals[name])
         weights = graph.inputs[1]
         for make in FORMATS.values():
-            check(kernel, goals[name], given | {weights: make(given[weights])}, 4e-6)
+            assert computes(kernel, goals[name], given | {weights: make(given[weights])}, 4e-6)
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "half"])
@@ -134,7 +134,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     for i, given in enumerate(CASES):
         made, goal = case(*given)
         graphs[f"case_{i}"] = Graph(goal.inputs, (made.mugraph(((16, 8, 1), (48, 9, 2))[i % 2]),))
-    sanitized(graphs, tmp_path, ("0", "0.3333333", "0x1p-24"))
+    assert not complaints(graphs, tmp_path, ("0", "0.3333333", "0x1p-24"))
 
 
 def test_what_is_no_number_stays_none() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from named_models import x
-from native_kernels import QUICK, check, exact, sanitized, values
+from native_kernels import QUICK, complaints, computes, exact, values
 
 from taso_mirage.devices.cpu.device import CPU_DEVICE
 from taso_mirage.devices.machine import has_matrix_unit
@@ -93,7 +93,7 @@ def test_the_kernel_computes_the_product(flags: tuple[str, ...]) -> None:
         weights = goal.inputs[1]
         for parts in NARROW:
             now = given | {weights: in_format(given[weights], parts)}
-            check(kernel, goal, now, 1e-6)
+            assert computes(kernel, goal, now, 1e-6)
             (prepared,) = kernel.prepared(list(now.values()))
             assert prepared[0] == (parts if has_matrix_unit() and not flags else 0)
 
@@ -166,7 +166,7 @@ def test_rows_of_zeros_are_multiplied_by_tiles() -> None:
 
 
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
-    sanitized({f"case_{i}": case(*CASES[i])[0] for i in (1, 2)}, tmp_path, ("0.3333333", "0x1p-100"))
+    assert not complaints({f"case_{i}": case(*CASES[i])[0] for i in (1, 2)}, tmp_path, ("0.3333333", "0x1p-100"))
 
 
 def test_a_machine_with_a_matrix_unit_tries_tiles_first(monkeypatch: pytest.MonkeyPatch) -> None:

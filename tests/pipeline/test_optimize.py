@@ -124,19 +124,15 @@ def test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(
 ) -> None:
     """Nothing is predicted to gain here."""
     monkeypatch.setattr(choice, "PROMISING", 0.0)
-    measured_again(monkeypatch, tmp_path, rounds, asked, kept)
+    assert measured_again(monkeypatch, tmp_path, rounds) == (asked, kept)
 
 
 def measured_again(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    rounds: list[list[float]],
-    asked: int,
-    kept: bool,
-    stop: Stop | None = None,
-) -> None:
-    """Each list is how many times as fast the candidates are in the rounds of one measurement; the
-    last one stays."""
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], stop: Stop | None = None
+) -> tuple[int, bool]:
+    """The number of measurements, each in sessions of its own, and whether a rewrite was kept: each
+    list is how many times as fast the candidates are in the rounds of one measurement; the last one
+    stays."""
     seen: list[Session] = []
 
     def clock(sessions: list[Session], *_: object) -> list[list[float]]:
@@ -151,9 +147,9 @@ def measured_again(
     monkeypatch.setattr(runtime, "interleaved", clock)
     monkeypatch.setattr(choice.Choosing, "_what_pays", lambda self, best, timing, pace, target: (best, timing))
     result = optimize_model(slow, Config(budget=60.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
-    assert (len(seen), result.changed) == (asked, kept)
-    assert len({id(s) for s in seen}) == asked
+    assert len({id(s) for s in seen}) == len(seen)
     assert result.changed or choice.KEPT in result.notes[-1]
+    return len(seen), result.changed
 
 
 @pytest.mark.parametrize(
@@ -170,21 +166,21 @@ def test_bad_luck_does_not_end_what_is_predicted_to_gain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
 ) -> None:
     monkeypatch.setattr(choice, "PROMISING", 2.0)
-    measured_again(monkeypatch, tmp_path, rounds, asked, kept)
+    assert measured_again(monkeypatch, tmp_path, rounds) == (asked, kept)
 
 
 def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(choice, "PROMISING", 2.0)
     monkeypatch.setattr(choice.Choosing, "_left", lambda self: 0.0)
-    measured_again(monkeypatch, tmp_path, [[0.98], [1.3]], 1, False)
+    assert measured_again(monkeypatch, tmp_path, [[0.98], [1.3]]) == (1, False)
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The one that had begun is the last; an open comparison is as predicted."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)
-    measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], 1, True, Stop())
+    assert measured_again(monkeypatch, tmp_path, [[0.98], [1.005]], Stop()) == (1, True)
     monkeypatch.setattr(choice, "PROMISING", 0.0)
-    measured_again(monkeypatch, tmp_path, [[1.02], [1.3]], 1, False, Stop())
+    assert measured_again(monkeypatch, tmp_path, [[1.02], [1.3]], Stop()) == (1, False)
 
 
 def test_beside_other_processes_cpu_time_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

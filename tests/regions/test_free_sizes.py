@@ -430,7 +430,7 @@ def test_a_cache_is_in_the_kernel_of_its_attention(monkeypatch: pytest.MonkeyPat
     ((kind, (site,)),) = free_regions(made, {"batch": 1, "past": 127}, 1, False)[0].items()
     assert [o.op for o in site.outputs] == ["concat", "concat", "matmul"]
     assert kind.free is not None
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    fresh_cache(monkeypatch, tmp_path)
     monkeypatch.setattr(CpuLowering, "fastest", lambda self, goal, found, *rest: {"mugraph": to_json(found[0].free)})
     choices = KernelChoices("cpu", CpuLowering(), {}, True, Budget(100))
     (goal,) = choices.unknown(kind)

@@ -132,7 +132,7 @@ def test_the_kernel_of_a_loop_says_what_the_loop_was() -> None:
     found = account(done, listed)
     assert found is not None
     first = found.rows[0]
-    assert first.name == f"kernel for scan in 1 places ({COUNT} steps of a recurrence)"
+    assert first.name == f"kernel for scan in 1 place ({COUNT} steps of a recurrence)"
     assert first.counted == pytest.approx(0.5)
     said = f"The largest part (83% of the gains of changes and kernels): {first.name}."
     assert most_of_it(listed, done) == said

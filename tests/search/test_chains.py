@@ -3,6 +3,7 @@ chains in which one step is another one keep that step as it is."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -324,12 +325,23 @@ ATTACKS: dict[str, list[Any]] = {
 """Records that would give every term another value."""
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_states_of_loops_are_not_mixed_up(name: str) -> None:
+def test_the_states_of_loops_are_not_mixed_up(name: str, depth: int) -> None:
+    attack = json.loads(json.dumps(ATTACKS[name]).replace("at depth 1", f"at depth {depth}"))
+    attack = [[*each, depth] if each[0] == "unrolled" else each for each in attack]
     before, after = (from_memory(parse(f"g {NEGATED.format(x)}")) for x in "ab")
     given = {"format": CERTIFICATE_FORMAT, "equalities": [equality("add(neg(x), sub(y, y))", "neg(x)")]}
     with pytest.raises(CheckFailed, match=r"does not lead|over terms of the steps|none of its operands"):
-        follow(before, after, {**given, "records": [ONE, *ATTACKS[name]]}, CaseJudge(strict=True))
+        follow(before, after, {**given, "records": [ONE, *attack]}, CaseJudge(strict=True))
+
+
+@pytest.mark.parametrize("depth", [0, -1, True, 1000, "1", None])
+def test_a_loop_is_at_a_level_of_bodies(depth: Any) -> None:
+    before, after = (from_memory(parse(f"g {NEGATED.format(x)}")) for x in "ab")
+    given = {"format": CERTIFICATE_FORMAT, "equalities": [], "records": [ONE, [*one_step([0], [], "s0"), depth]]}
+    with pytest.raises(CheckFailed, match="there is no level"):
+        follow(before, after, given, CaseJudge(strict=True))
 
 
 NAMED = "state 0 of a loop", "state 0 of a loop at depth 1"

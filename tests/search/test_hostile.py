@@ -32,6 +32,7 @@ from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws
+from taso_mirage.search import saturate
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.fusion_context import FusionContext
@@ -42,9 +43,9 @@ from taso_mirage.search.weights import fold_weights
 
 LARGEST = 600
 """Elements of a term."""
-STATES, SECONDS = 12, 5.0
-"""The number of states of a search that are expanded; the seconds are reached only on a machine
-that stands still."""
+STATES, NODES, SECONDS = 12, 300, 600.0
+"""The numbers of states of a search that are expanded, and of e-nodes of a saturation; the seconds
+are reached only on a machine that stands still."""
 SIZES = (1, 2, 5)
 """The sizes of the dynamic dim; the search is told 3."""
 SANE = 1e3
@@ -139,7 +140,9 @@ def _explored(
     cost = Seen(rng.choice((Roofline(context), Whim(context, rng))))
     budget = Budget(SECONDS, STATES, alpha=rng.choice((1.0, 1.05, 1.5, 10.0)))
     strategy = saturate_part if rng.random() < 0.2 else search_part
-    found = strategy(Graph(_inputs(outputs), outputs), both, eager, cost, context, budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saturate, "NODES", NODES)
+        found = strategy(Graph(_inputs(outputs), outputs), both, eager, cost, context, budget)
     best = found.path[-1].outputs if found.path else outputs
     done, _ = simplify(best, Rules(equations), context)
     done, _ = merge(done, both, context)

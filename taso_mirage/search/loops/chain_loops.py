@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_constant, substitute, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable
+from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.folding import fold_constants
 from taso_mirage.search.loops.behind import results_of
-from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains
-from taso_mirage.search.loops.parts import SuccessiveParts, constant_parts
-from taso_mirage.search.loops.rerolling import GROUP, add_proved
+from taso_mirage.search.loops.chains import Chain, ModelSteps, Steps, chains, is_larger
+from taso_mirage.search.loops.parts import GROUP, SuccessiveParts, known_parts
+from taso_mirage.search.loops.rerolling import add_proved
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 MOST = 2048
@@ -55,21 +56,21 @@ class _Rerolled:
         self.obligations: list[RewriteStep] = []
         self.computed = chain.computed()
         self.inside = {node for nodes in self.computed for node in nodes}
+        self._leave()
 
     def step(self) -> RewriteStep | None:
         """The step that puts the loop in the place of the chain; None where an equality is not
         proved."""
         chain = self.chain
         sequences = {leaf: parts for nodes, leaf in chain.sequences.items() if (parts := self.model.parts(nodes))}
-        directions = {parts.backward for parts in sequences.values() if not is_constant(parts.source)}
+        directions = {parts.backward for parts in sequences.values() if not is_weight(parts.source)}
         if len(sequences) < len(chain.sequences) or len(directions) > 1:
             return None
         if chain.count * len(sequences) > MOST or not chain.is_exact():
             return None
         backward = True in directions
-        sequences |= {
-            leaf: parts for nodes, leaf in chain.sequences.items() if (parts := constant_parts(nodes, backward))
-        }
+        sequences = sequences or self._places()
+        sequences |= {leaf: parts for nodes, leaf in chain.sequences.items() if (parts := known_parts(nodes, backward))}
         if not self._reads_parts(sequences):
             return None
         wanted = self._wanted()
@@ -89,14 +90,23 @@ class _Rerolled:
             (BODIES,), olds, tuple(news), obligations=proved, unrolled=(loop,), shown=olds, called=called
         )
 
+    def _places(self) -> dict[Node, SuccessiveParts]:
+        """The places of the steps, as the sequence of a loop that reads none, which says how many
+        there are."""
+        found = known_parts([constant(i) for i in range(self.chain.count)])
+        return {} if found is None else {variable("place", found.element): found}
+
     def _reads_parts(self, sequences: Mapping[Node, SuccessiveParts]) -> bool:
         """Whether the parts that steps read are proved to be elements of sequences, or are
-        constants that these are."""
+        constants that these are; those of stacked weights are equal by their rows."""
         for nodes, leaf in self.chain.sequences.items():
+            parts = sequences[leaf]
             for i, node in enumerate(nodes):
-                part = sequences[leaf].at(i)
-                if fold_constants(part) is not node and not self._prove(node, part, [sequences[leaf].source]):
+                part = parts.at(i)
+                if fold_constants(part) is not node and not parts.rows and not self._prove(node, part, [parts.source]):
                     return False
+            if not all(self._prove(*row) for row in parts.rows):
+                return False
         return True
 
     def _loop(self, sequences: Mapping[Node, SuccessiveParts], outputs: Sequence[Node], backward: bool) -> Node:
@@ -117,10 +127,22 @@ class _Rerolled:
         is read."""
         found = []
         for nodes in self.computed:
-            read = [self.model.is_read(n, self.inside) for n in nodes]
+            read = [n in self.inside and self.model.is_read(n, self.inside) for n in nodes]
             last = nodes in self.chain.after and not any(read[:-1])
             found += [nodes] if any(read) and not last else []
         return found
+
+    def _leave(self) -> None:
+        """Terms that others read of the last step alone leave the loop, which would give them of
+        all steps: those over its states, and those larger than their operands."""
+        lasts, own = {new[-1] for new in self.chain.after}, {nodes[-1] for nodes in self.computed}
+        for nodes in reversed(self.computed):
+            read = [self.model.is_read(n, self.inside) for n in nodes]
+            if any(read[:-1]) or not read[-1] or nodes[-1] in lasts:
+                continue
+            below = self.inside.intersection(topological([nodes[-1]], stop=lasts))
+            if below <= own or is_larger(nodes[-1], self.inside):
+                self.inside -= below if below <= own else {nodes[-1]}
 
     def _over(self, results: Sequence[Node], wanted: Sequence[Steps], backward: bool) -> dict[Node, Node] | None:
         """The terms that read the steps, over the results of the loop; None where an equality is

@@ -5,7 +5,7 @@ The exporter of a Python loop writes every iteration. In such a chain some opera
 is applied once in every step, to results of the step before. All steps are compared at once, from
 each anchor down to the one before: terms that are alike in all steps are terms of the body, terms
 of the step before are a state, equal terms are operands that every step reads, and successive parts
-of one term are a sequence, as are constants.
+of one term are a sequence, as are constants and small weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant, substitute, topological, variable
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.search.loops.behind import elements_of
-from taso_mirage.search.loops.parts import SuccessiveParts, constant_parts, successive_parts
+from taso_mirage.search.loops.parts import SuccessiveParts, known_parts, successive_parts
 
 FEWEST = 8
 """The fewest steps of a chain."""
@@ -29,6 +29,9 @@ DEPTH = 12
 """The levels of terms below them by which anchors differ from other operators."""
 STATES = 8
 """The most states."""
+WEIGHTS = 4
+"""The most elements of weights that each step has of its own, relative to those of the states: a
+loop copies them in each step."""
 Steps = tuple[Node, ...]
 """A term of each step."""
 
@@ -45,9 +48,9 @@ class ModelSteps:
                 self.readers[arg].append(node)
 
     def parts(self, nodes: Steps) -> SuccessiveParts | None:
-        """The term of which others are successive parts: of constants, all of them."""
+        """The term of which others are successive parts: of constants and weights, all of them."""
         if nodes not in self._parts:
-            self._parts[nodes] = constant_parts(nodes) or successive_parts(nodes)
+            self._parts[nodes] = known_parts(nodes) or successive_parts(nodes)
         return self._parts[nodes]
 
     def is_read(self, node: Node, inside: Set[Node]) -> bool:
@@ -229,7 +232,7 @@ class Chain:
             kinds = [Counter(map(kind_of, each)) for each in readers]
             for kind in [kind for kind in kinds[0] if all(each[kind] == 1 for each in kinds)]:
                 above = tuple([next(r for r in each if kind_of(r) == kind) for each in readers])
-                if above in self.whole or not self.is_inside(above) or _is_larger(above[0], inside):
+                if above in self.whole or not self.is_inside(above) or is_larger(above[0], inside):
                     continue
                 if self.of(above) is not None:
                     waiting.append(above)
@@ -262,11 +265,12 @@ def _chain(model: ModelSteps, levels: Mapping[Node, int], anchors: Steps) -> Cha
     chain, last = Chain(model, levels), anchors[1:]
     chain.states[anchors[:-1]] = variable("x0", anchors[0].tensor)
     chain.whole[last] = chain.operator(last)
-    if chain.whole[last] is None or not chain.sequences:
+    if chain.whole[last] is None:
         return None
     news = [next((new for new in chain.whole if new[:-1] == old[1:]), None) for old in chain.states]
     chain.after = [new for new in news if new is not None and chain.whole[new] is not None]
-    if len(chain.after) < len(news):
+    own = [leaf for nodes, leaf in chain.sequences.items() if not is_constant(nodes[0]) and is_weight(nodes[0])]
+    if len(chain.after) < len(news) or elements_of(own) > WEIGHTS * chain.elements:
         return None
     while chain.extend():
         pass
@@ -293,7 +297,7 @@ def _matches(body: Node, node: Node, leaves: Mapping[Node, Node | None], found: 
     return True
 
 
-def _is_larger(node: Node, inside: Set[Node]) -> bool:
+def is_larger(node: Node, inside: Set[Node]) -> bool:
     """Whether a term has more elements than its operands that are inside, or several results."""
     if not isinstance(node.type, Tensor):
         return True

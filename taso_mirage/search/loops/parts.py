@@ -11,7 +11,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_constant, variable
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.derived_traits import selects
@@ -22,17 +22,24 @@ LARGEST = 1 << 22
 """The most elements of a term of which parts are found."""
 
 
+GROUP = 8
+"""The most terms of a stack that a proof is about."""
+RowEquality = tuple[Node, Node, tuple[Node, ...]]
+"""Two terms, and those for all values of which they are equal."""
+
+
 @dataclass(frozen=True, slots=True)
 class SuccessiveParts:
     """Parts of a term along an axis, one after the other; with `backward` one before the other.
-    `sequence` has their axis first, in the order of the term. Constants are parts in both
-    directions."""
+    `sequence` has their axis first, in the order of the term. Constants and weights are parts in
+    both directions. `rows`: equalities that together say which elements stacked weights have."""
 
     source: Node
     sequence: Node
     type: Tensor
     count: int
     backward: bool
+    rows: tuple[RowEquality, ...] = ()
 
     @property
     def element(self) -> Tensor:
@@ -41,22 +48,55 @@ class SuccessiveParts:
 
     def view(self, element: Node) -> Node:
         """A part, by the element of the sequence."""
-        return element if element.type == self.type else term("reshape", element, shape=self.type.shape)
+        if element.type == self.type:
+            return element
+        return term("expand" if is_constant(self.source) else "reshape", element, shape=self.type.shape)
 
     def at(self, step: int) -> Node:
         """The part in a step."""
         place = self.count - 1 - step if self.backward else step
-        return self.view(term("gather", self.sequence, constant(place), axis=0))
+        return self.view(_row(self.sequence, place))
 
 
-def constant_parts(nodes: Sequence[Node], backward: bool = False) -> SuccessiveParts | None:
-    """Constants of one type as the elements of another one, for example the places of steps; None
-    for other terms, and for constants of several types."""
-    if not all(map(is_constant, nodes)) or any(each.type != nodes[0].type for each in nodes):
+def known_parts(nodes: Sequence[Node], backward: bool = False) -> SuccessiveParts | None:
+    """Constants or weights of one type as the elements of another one, for example the places of
+    steps, or their embeddings; None for other terms, for those of several types, and for weights
+    most of which are the same one, which would be stored as often."""
+    first = nodes[0]
+    if not all(map(is_weight, nodes)) or not isinstance(first.type, Tensor) or len({n.type for n in nodes}) > 1:
         return None
-    values = [each.attr("value").numpy() for each in (reversed(nodes) if backward else nodes)]
-    whole = constant(np.stack(values))
-    return SuccessiveParts(whole, whole, nodes[0].tensor, len(nodes), backward)
+    order, rows = [*reversed(nodes)] if backward else [*nodes], list[RowEquality]()
+    if all(map(is_constant, order)):
+        values = [each.attr("value").numpy() for each in order]
+        if all(uniform_value(each) is not None for each in order):
+            values = [each[tuple(slice(0, 1) for _ in each.shape)] for each in values]
+        whole = constant(np.stack(values))
+    elif 2 * len({*order}) < len(order):
+        return None
+    else:
+        whole, rows = _stacked(order)
+    return SuccessiveParts(whole, whole, first.tensor, len(order), backward, tuple(rows))
+
+
+def _stacked(nodes: Sequence[Node]) -> tuple[Node, list[RowEquality]]:
+    """Terms one above the other, in groups and groups of groups, so that an equality is about
+    few."""
+    rows, parts = list[RowEquality](), [(each, 0) for each in nodes]
+    while len(parts) > 1:
+        made = list[tuple[Node, int]]()
+        for group in (parts[i : i + GROUP] for i in range(0, len(parts), GROUP)):
+            below = tuple([each for each, _ in group])
+            stacks = [each if count else term("unsqueeze", each, axes=(0,)) for each, count in group]
+            whole = stacks[0] if len(stacks) == 1 else term("concat", *stacks, axis=0)
+            olds = [_row(each, i) if count else each for each, count in group for i in range(count or 1)]
+            rows += [(old, _row(whole, i), below) for i, old in enumerate(olds)]
+            made.append((whole, len(olds)))
+        parts = made
+    return parts[0][0], rows
+
+
+def _row(whole: Node, place: int) -> Node:
+    return term("gather", whole, constant(place), axis=0)
 
 
 def successive_parts(nodes: tuple[Node, ...]) -> SuccessiveParts | None:

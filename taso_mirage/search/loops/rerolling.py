@@ -24,15 +24,13 @@ from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.forms import ADDED
 from taso_mirage.search.loops.hoisting import forms_of_all
 from taso_mirage.search.loops.inductions import is_equal
-from taso_mirage.search.loops.parts import term_of_parts
+from taso_mirage.search.loops.parts import GROUP, term_of_parts
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 REROLLING = "re-rolling of equal terms"
 """The name of the equalities, among those of a step."""
 FEWEST = 8
 """The fewest terms that are re-rolled."""
-GROUP = 8
-"""The terms of a proof."""
 DEEPEST = 32
 """The most operators one above the other that are stacked."""
 FORMS = 3
