@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.dims import dim_product, learn
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.mugraph import Lowering, usual_size
@@ -259,6 +259,8 @@ class OpaqueRunner:
                 results = (
                     _run_alone(session, operands, values) if double else None
                 )  # some operators reject it only at this point
+            except OutOfTime:  # says nothing about the operator
+                raise
             except (TasoMirageError, ValueError, TypeError) as error:
                 why = error
                 continue

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological
+from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.measure.session import open_in_child, weight_bytes
 from taso_mirage.measure.target import Target, full_level
 from taso_mirage.operators.expressions import is_weight
@@ -132,4 +132,4 @@ def _weight_bytes(outputs: Sequence[Node]) -> int:
 
 
 def _bytes(nodes: Iterable[Node]) -> int:
-    return sum(size(n.tensor) * numpy_dtype(n.dtype).itemsize for n in nodes if isinstance(n.type, Tensor))
+    return sum(size(n.tensor) for n in nodes if isinstance(n.type, Tensor))

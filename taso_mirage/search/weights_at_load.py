@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 import numpy as np
 
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Node, is_named_weight, numpy_dtype, substitute, topological, users, with_args
+from taso_mirage.ir.terms import Node, is_named_weight, substitute, topological, users, with_args
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
@@ -56,7 +56,7 @@ def made_at_load(model: Model, equations: Iterable[Equation]) -> tuple[Model, li
 def _moved(model: Model, node: Node, known: Container[Node]) -> Node | None:
     """The term of which a large weight was computed, if it only moves elements of `known`
     weights."""
-    if not is_named_weight(node) or size(node.tensor) * numpy_dtype(node.dtype).itemsize < LEAST:
+    if not is_named_weight(node) or size(node.tensor) < LEAST:
         return None
     stored = model.weights[node.attr("name")]
     if not isinstance(stored, StoredWeight) or (made := stored.of) is None:

@@ -10,9 +10,10 @@ import pytest
 from onnx import numpy_helper
 from onnx.parser import parse_model
 
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Tensor, constant, variable
-from taso_mirage.measure import check
+from taso_mirage.measure import check, reference
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.reference import FloatReference, OpaqueRunner
 from taso_mirage.measure.session import Session
@@ -134,3 +135,17 @@ def test_a_mask_of_infinities_has_a_resolution() -> None:
     inputs = {model.input_names[0]: np.array([0.1, 0.2, 0.3], np.float32)}
     (found,) = check._resolution(model, inputs, FloatReference(model)(inputs))
     assert 0 < found < 1e-5
+
+
+def test_an_operator_that_there_was_no_time_for_is_not_called_one_that_cannot_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = opaque("g (float[4, 4] x) => (float y) { y = Det(x) }")
+    (node,) = model.graph.outputs
+
+    def late(content: bytes) -> Session:
+        raise OutOfTime("the time was over before ONNX Runtime had loaded or run a model")
+
+    monkeypatch.setattr(reference, "Session", late)
+    with pytest.raises(OutOfTime):
+        OpaqueRunner(model)(node, [np.eye(4)])
