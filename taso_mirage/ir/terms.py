@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, Shape, show_shape
+from taso_mirage.ir.dims import Shape, show_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -312,11 +312,3 @@ def is_stored(dtype: str) -> bool:
 def is_computed(dtype: str) -> bool:
     """Whether operators compute with a dtype's values, which are floats."""
     return is_float(dtype) and not is_stored(dtype)
-
-
-def size_of(type: Tensor, dims: Callable[[Dim], int]) -> int:
-    """Bytes of a tensor once `dims` gives the sizes."""
-    count = 1
-    for dim in type.shape or ():
-        count *= dims(dim)
-    return count * numpy_dtype(type.dtype).itemsize
