@@ -6,14 +6,18 @@ Heavy modules are imported when the command runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from taso_mirage.cli.options import JsonOption
 from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.system.terminal import plural, say
+
+if TYPE_CHECKING:
+    from taso_mirage.certificates.follow import Followed
 
 
 def verify(
@@ -75,17 +79,22 @@ def verify(
         said |= {"equalities": dict(found.equalities), "alone": found.alone, "kernels": kernels}
         say(json.dumps(said, indent=2))
         return
-    for ground, count in found.equalities.most_common():
-        say(f"{count} equalities: {ground}")
-    for name, why in sorted(found.alone.items()):
-        say(f"  without the checker: {name} ({why})")
-    say(
-        f"applied at {plural(found.places, 'place')}; {found.computed} weights and constants recomputed; {found.terms} terms"
-    )
-    say(compared)
+    for line in _lines(found, compared):
+        say(line)
     if kernels is not None:
         say("the code of fused kernels is not verified; their equivalent operators are")
     say(f"the certificate leads from {original} to {optimized}")
+
+
+def _lines(found: Followed, compared: str) -> Iterator[str]:
+    """The lines about a certificate that was followed, and about the comparison of the models."""
+    for ground, count in found.equalities.most_common():
+        yield f"{count} equalities: {ground}"
+    for name, why in sorted(found.alone.items()):
+        yield f"  without the checker: {name} ({why})"
+    computed = f"{found.computed} weights and constants recomputed"
+    yield f"applied at {plural(found.places, 'place')}; {computed}; {found.terms} terms"
+    yield compared
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from block_linear_models import case, exact, model, near, product
+from block_linear_models import case, exact, is_near, model, product
 from fused_models import quick
 from named_models import session, w, x
 from native_kernels import QUICK, STRICT, complaints
@@ -92,9 +92,9 @@ def test_the_kernel_computes_the_product(flags: Sequence[str], every: bool) -> N
         kernel = NativeKernel(graph, name, threads=2, library=library)
         rounding = 4e-6 if graph.outputs[0].attr("digits") == 3 else 2e-4
         given = drawn(graph)
-        near(kernel(*given)[0], exact(goals[name], given), rounding)
+        assert is_near(kernel(*given)[0], exact(goals[name], given), rounding)
         given[0].flat[::7] *= 1e4
-        near(kernel(*given)[0], exact(goals[name], given), rounding)
+        assert is_near(kernel(*given)[0], exact(goals[name], given), rounding)
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-36, 1e-20, 1.0, 1e20, 1e33])
@@ -104,7 +104,7 @@ def test_activations_of_every_size_keep_their_digits(scale: float) -> None:
     given[0] = (given[0] * scale).astype(np.float32)
     (found,) = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 2, 1)),)), flags=STRICT)(*given)
     wanted = exact(goal, given)
-    near(found, wanted, 4e-6 if scale > 1e-38 else 0.2)
+    assert is_near(found, wanted, 4e-6 if scale > 1e-38 else 0.2)
 
 
 @pytest.mark.sampled(1)
@@ -148,7 +148,7 @@ def test_rows_may_be_free() -> None:
         for count in (1, 3, 8, 13, 64):
             other, wanted = case((count, 300), 40, 4, 32, "whole, bias, sum")
             given = drawn(wanted, count)
-            near(kernel(*given)[0], exact(wanted, given))
+            assert is_near(kernel(*given)[0], exact(wanted, given))
             assert other.form == made.form
 
 
@@ -207,7 +207,7 @@ def test_products_of_one_x_are_one_kernel() -> None:
     runs = [session(made, True).run(None, given) for made in (plain, *(embed(plain, [each]) for each in kernels))]
     for wanted, *others in zip(*runs, strict=True):
         for each in others:
-            near(each, wanted)
+            assert is_near(each, wanted)
 
 
 def test_a_region_is_a_product_with_the_elementwise_operators_that_alone_read_it() -> None:

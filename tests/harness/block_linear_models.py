@@ -53,9 +53,10 @@ def exact(goal: Graph, given: Sequence[Any]) -> Any:
     return interpret(goal.outputs, EXACT, env)[goal.outputs[0]]
 
 
-def near(found: Any, wanted: Any, rounding: float = 4e-6) -> None:
-    assert found.shape == wanted.shape
-    np.testing.assert_array_less(np.abs(found - wanted), rounding * np.abs(wanted).max() + 1e-30)
+def is_near(found: Any, wanted: Any, rounding: float = 4e-6) -> bool:
+    """Whether a result has the shape and, up to rounding, the values."""
+    bound = rounding * np.abs(wanted).max() + 1e-30
+    return bool(found.shape == wanted.shape and (np.abs(found - wanted) < bound).all())
 
 
 def product(rows: Any, k: int, n: int, size: int = 32, level: int = 0, zeros: str = "", **others: Any) -> Node:

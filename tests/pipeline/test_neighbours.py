@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from block_linear_models import case, exact, model, near, product
+from block_linear_models import case, exact, is_near, model, product
 from fused_models import clock, quick
 from named_models import session, w, x
 
@@ -135,7 +135,7 @@ def test_one_kernel_takes_every_number_of_rows(most: int, monkeypatch: pytest.Mo
         given = {"x": np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)}
         runs = [each.run(None, given)[0] for each in (own, several, one)]
         np.testing.assert_array_equal(runs[1], runs[2])
-        near(runs[1], runs[0], 1e-5)
+        assert is_near(runs[1], runs[0], 1e-5)
 
 
 def test_programs_whose_weights_lie_otherwise_are_no_ranges() -> None:

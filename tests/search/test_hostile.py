@@ -153,12 +153,14 @@ def _inputs(outputs: SearchState) -> tuple[Node, ...]:
     return tuple(n for n in topological(outputs) if n.op == "input")
 
 
-def _equal(
+def _unequal(
     outputs: SearchState, states: Sequence[SearchState], rules: Rules, context: Context, sizes: dict[str, int]
-) -> None:
-    """Every state has the types of the outputs, and their residues wherever a trial decides."""
+) -> str:
+    """The reason why a state has not the types of the outputs, or not their residues where a trial
+    decides; "" where all have them."""
     for state in states:
-        assert [n.type for n in state] == [n.type for n in outputs], _culprit(state, states, rules, context)
+        if [n.type for n in state] != [n.type for n in outputs]:
+            return f"other types: {_culprit(state, states, rules, context)}"
     field, terms = Field(4, 1), [n for s in (outputs, *states) for n in s]
     env = {n: field.fresh(_at(n.tensor, sizes)) for n in topological(terms) if n.op in ("input", "weight")}
     try:
@@ -168,7 +170,8 @@ def _equal(
     for state in states:
         same = [agree(values[a], values[b]) for a, b in zip(outputs, state, strict=True)]
         if False in same and not _rounded(outputs, state, sizes):
-            raise AssertionError(_culprit(state, states, rules, context))
+            return f"other values: {_culprit(state, states, rules, context)}"
+    return ""
 
 
 def _rounded(outputs: SearchState, state: SearchState, sizes: dict[str, int]) -> bool:
@@ -222,9 +225,9 @@ def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, cont
     return f"{bad}"
 
 
-def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) -> None:
-    """ONNX Runtime's outputs of the found graph against the original's evaluation in float64, as
-    far as that can be told."""
+def _runs_otherwise(outputs: SearchState, done: SearchState, sizes: dict[str, int]) -> str:
+    """The difference between ONNX Runtime's outputs of the found graph and the original's
+    evaluation in float64; "" where there is none, or where that cannot be told."""
     rng = np.random.default_rng(1)
     leaves = [n for n in topological((*outputs, *done)) if n.op == "weight"]
     weights = {n.attr("name"): StoredWeight(random_array(n, rng, {})) for n in leaves}
@@ -233,15 +236,22 @@ def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) 
     try:
         Session(serialize(original))
     except TasoMirageError:
-        return  # types that the runtime has no kernels for
+        return ""  # types that the runtime has no kernels for
     session = Session(serialize(folded))
     inputs = random_inputs(original, 1, sizes)
     reference, largest = _evaluated(original, inputs, sizes)
     if not largest < SANE:
-        return
+        return ""
     for new, exact in zip(session.run(inputs), reference, strict=True):
-        if is_float(new.dtype.name):
-            np.testing.assert_allclose(new.astype(np.float64), exact, rtol=0, atol=CLOSE * max(largest, 1.0))
+        if not is_float(new.dtype.name):
+            continue
+        off = CLOSE * max(largest, 1.0)
+        alike = new.shape == np.shape(exact) and np.allclose(
+            new.astype(np.float64), exact, rtol=0, atol=off, equal_nan=True
+        )
+        if not alike:
+            return f"other results: {new} for {exact}"
+    return ""
 
 
 def _evaluated(original: Model, inputs: Any, sizes: dict[str, int]) -> tuple[list[Any], float]:
@@ -258,25 +268,31 @@ def _evaluated(original: Model, inputs: Any, sizes: dict[str, int]) -> tuple[lis
 # ---------------------------------------------------------------- tests
 
 
-def _static(drawn: tuple[int | None, SearchState], seed: int, runs: bool) -> None:
+def _static(drawn: tuple[int | None, SearchState], seed: int, runs: bool) -> str:
+    """The first difference between what a search meets and the original, or ""."""
     chosen, outputs = drawn
     context = CONTEXT
     if runs:
         context = Context(CONTEXT.opsets, {}, Available([], CONTEXT))
     states, done, rules = _explored(outputs, chosen, Random(seed), context)
-    _equal(outputs, states, rules, context, {})
-    if runs and all(context.legal(n) for n in topological(outputs)):
-        _runs_alike(outputs, done, {})
+    found = _unequal(outputs, states, rules, context, {})
+    if not found and runs and all(context.legal(n) for n in topological(outputs)):
+        found = _runs_otherwise(outputs, done, {})
+    return found
 
 
-def _symbolic(drawn: tuple[None, SearchState], seed: int, runs: bool) -> None:
+def _symbolic(drawn: tuple[None, SearchState], seed: int, runs: bool) -> str:
+    """The first difference at one of several sizes, or ""."""
     context = Context(CONTEXT.opsets, {"n": 3})
     context.available = Available([], context) if runs else context.available
     states, done, rules = _explored(drawn[1], None, Random(seed), context)
     for n in SIZES:
-        _equal(drawn[1], states, rules, context, {"n": n})
-        if runs and all(context.legal(node) for node in topological(drawn[1])):
-            _runs_alike(drawn[1], done, {"n": n})
+        found = _unequal(drawn[1], states, rules, context, {"n": n})
+        if not found and runs and all(context.legal(node) for node in topological(drawn[1])):
+            found = _runs_otherwise(drawn[1], done, {"n": n})
+        if found:
+            return f"at n = {n}: {found}"
+    return ""
 
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -290,39 +306,38 @@ SEED = st.integers(0, 2**32)
 @QUICK
 @given(hostile(), SEED)
 def test_what_a_search_meets_equals_the_original(drawn: tuple[int | None, SearchState], seed: int) -> None:
-    _static(drawn, seed, runs=False)
+    assert not _static(drawn, seed, runs=False)
 
 
 def test_a_rectifier_of_twice_a_number_is_twice_its_rectifier() -> None:
     """A search that has the time meets the state without the number 2."""
     a = variable("a", Tensor(F, (2, 3)))
     doubled, rectified = (term("add", n, n) for n in (a, term("relu", a)))
-    _equal((term("relu", doubled),), [(rectified,)], Rules(()), CONTEXT, {})
-    with pytest.raises(AssertionError):
-        _equal((term("relu", doubled),), [(doubled,)], Rules(()), CONTEXT, {})
+    assert not _unequal((term("relu", doubled),), [(rectified,)], Rules(()), CONTEXT, {})
+    assert _unequal((term("relu", doubled),), [(doubled,)], Rules(()), CONTEXT, {}).startswith("other values")
 
 
 @FEW
 @given(hostile(), SEED)
 def test_what_a_search_finds_runs_alike(drawn: tuple[int | None, SearchState], seed: int) -> None:
-    _static(drawn, seed, runs=True)
+    assert not _static(drawn, seed, runs=True)
 
 
 @FEW
 @given(dynamic(), SEED)
 def test_with_a_dynamic_dim_other_sizes_agree(drawn: tuple[None, SearchState], seed: int) -> None:
-    _symbolic(drawn, seed, runs=seed % 3 == 0)
+    assert not _symbolic(drawn, seed, runs=seed % 3 == 0)
 
 
 @pytest.mark.slow
 @MANY
 @given(hostile(), SEED)
 def test_2000_hostile_graphs(drawn: tuple[int | None, SearchState], seed: int) -> None:
-    _static(drawn, seed, runs=seed % 10 == 0)
+    assert not _static(drawn, seed, runs=seed % 10 == 0)
 
 
 @pytest.mark.slow
 @settings(MANY, max_examples=500)
 @given(dynamic(), SEED)
 def test_500_hostile_graphs_with_a_dynamic_dim(drawn: tuple[None, SearchState], seed: int) -> None:
-    _symbolic(drawn, seed, runs=seed % 10 == 0)
+    assert not _symbolic(drawn, seed, runs=seed % 10 == 0)
