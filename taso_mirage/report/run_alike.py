@@ -21,6 +21,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import original
 from taso_mirage.report.diff import failure, numbers
 from taso_mirage.search.config import Config, settled_sizes
+from taso_mirage.system.wording import option
 
 SECONDS = 60.0
 """The usual time limit of the float64 references, in seconds."""
@@ -50,7 +51,7 @@ def run_alike(first: Model, second: Model, seconds: float = SECONDS) -> str:
     try:
         found = numbers(first, second, {}, inputs, seconds=seconds, remarks=remarks)
     except OutOfTime as error:
-        return f"not compared in the runtime: {error}"
+        return f"not compared in the runtime: {error}; a larger {option('budget')} allows it"
     except TasoMirageError as error:
         return _not_compared(first, inputs, seconds, error)
     wrong = failure(found)
