@@ -67,7 +67,18 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
     """Read a model with all of its content. Code stays data, unless it is `trusted`."""
-    reader = _read(source)
+    return _model(_read(source), trusted)
+
+
+def with_values(model: Model, known: Mapping[ir.Value, Node]) -> tuple[Model, dict[ir.Value, Node]]:
+    """A model read again where these values of its file are other terms, and the terms of all of
+    its values."""
+    reader = _read(model.header, known)
+    return _model(reader, model.trusted), reader.terms
+
+
+def _model(reader: _Reader, trusted: bool) -> Model:
+    source = reader.source
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
         graph=graph,
@@ -86,22 +97,24 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
     )
 
 
-def _read(source: ir.Model) -> _Reader:
+def _read(source: ir.Model, known: Mapping[ir.Value, Node] | None = None) -> _Reader:
     """A reader that has read the model, with equal terms of the types that the file declares for
-    any of their values."""
-    reader = _Reader(source, {})
+    any of their values. `known` are the terms of some results of nodes."""
+    reader = _Reader(source, {}, known or {})
     reader.read()
     while (more := declared_elsewhere(reader.terms)).keys() - reader.types.elsewhere.keys():
-        reader = _Reader(source, {**reader.types.elsewhere, **more})
+        reader = _Reader(source, {**reader.types.elsewhere, **more}, known or {})
         reader.read()
     return reader
 
 
 class _Reader:
-    def __init__(self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value]) -> None:
+    def __init__(
+        self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value], known: Mapping[ir.Value, Node]
+    ) -> None:
         overridable = source.ir_version >= 4
         given = [v for v in source.graph.inputs if overridable or not v.is_initializer()]
-        self.source = source
+        self.source, self.known = source, known
         self.types = ValueTypes(source, elsewhere, given)
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
@@ -208,7 +221,7 @@ class _Reader:
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
 
     def _bind(self, output: ir.Value, term: Node) -> None:
-        self.terms[output] = term
+        self.terms[output] = term = self.known.get(output, term)
         if output.name:
             self.names.setdefault(term, output.name)
 
