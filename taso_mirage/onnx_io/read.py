@@ -29,7 +29,7 @@ from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.value_types import ValueTypes, dtype_name
-from taso_mirage.onnx_io.walk import bodies, outer_values
+from taso_mirage.onnx_io.walk import bodies, dead_nodes, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
 from taso_mirage.operators.table_indices import indexed_rows
@@ -114,7 +114,7 @@ class _Reader:
     ) -> None:
         overridable = source.ir_version >= 4
         given = [v for v in source.graph.inputs if overridable or not v.is_initializer()]
-        self.source, self.known = source, known
+        self.source, self.known, self.dead = source, known, dead_nodes(source.graph)
         self.types = ValueTypes(source, elsewhere, given)
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
@@ -200,6 +200,8 @@ class _Reader:
             self._bind(output, self.value(inner))
 
     def node(self, node: ir.Node) -> None:
+        if node in self.dead:
+            return
         branch = branch_taken(self, node)
         if branch is not None:
             self.put(node, branch)
@@ -210,12 +212,12 @@ class _Reader:
             term = self._opaque(node, str(error))
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
             term = self._opaque(node, f"{BROKEN}: {type(error).__name__}: {error}")
-        used = [o for o in node.outputs if o.name]
+        used = [o for o in node.outputs if self._is_used(o)]
         if isinstance(term.type, tuple):
             outputs = node.outputs if len(term.type) >= len(node.outputs) else used
             for i, output in enumerate(outputs[: len(term.type)]):
                 self._bind(output, get("item").term(term, index=i))
-        elif used:
+        elif node.outputs[0].name:
             self._bind(node.outputs[0], term)
         metadata = dict(node.metadata_props)
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
@@ -252,18 +254,23 @@ class _Reader:
             attrs,
             self.opsets.get(node.domain, 0),
             node.domain,
-            max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
+            max((i + 1 for i, o in enumerate(node.outputs) if self._is_used(o)), default=1),
             len(node.outputs),
-            tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
+            tuple(i for i, o in enumerate(node.outputs) if not self._is_used(o)),
             self.weights,
         )
 
     def _whole(self, node: ir.Node, term: Node) -> Node:
         """The term, if it has all outputs of the node that something may use."""
-        needed, there = sum(map(_is_used, node.outputs)), len(term.type) if isinstance(term.type, tuple) else 1
+        needed, there = sum(map(self._is_used, node.outputs)), len(term.type) if isinstance(term.type, tuple) else 1
         if needed > there:
             raise Unsupported(f"{needed} of its outputs are used; the operator gives {there}")
         return term
+
+    def _is_used(self, value: ir.Value) -> bool:
+        """Whether an output of the model may depend on a value."""
+        readers = (use.node for use in value.uses())
+        return bool(value.name) and (value.is_graph_output() or any(n not in self.dead for n in readers))
 
     def _readable(self, term: Node) -> Node:
         """Whether sizes, which become terms without operands, can be read from an input at run
@@ -348,7 +355,3 @@ def _stored(value: ir.Value) -> ir.TensorProtocol:
     if value.const_value is None:
         raise InvalidModel(f"the initializer {value.name!r} has no data")
     return value.const_value
-
-
-def _is_used(value: ir.Value) -> bool:
-    return bool(value.name) and (value.is_graph_output() or bool(value.uses()))

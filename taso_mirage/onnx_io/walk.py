@@ -90,6 +90,16 @@ def defined_values(graph: ir.Graph) -> Iterator[ir.Value]:
             yield from node.outputs
 
 
+def dead_nodes(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes of a graph and of the bodies below it whose results only such nodes use."""
+    dead: set[ir.Node] = set()
+    for node in reversed([*graph.all_nodes()]):  # readers before what they read, bodies before their node
+        if not any(o.is_graph_output() or any(use.node not in dead for use in o.uses()) for o in node.outputs):
+            dead.add(node)
+            dead.update(inner for body in bodies(node) for inner in body.all_nodes())
+    return dead
+
+
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     """The values of a graph that have names, not those of its bodies."""
     outputs = (o for node in graph for o in node.outputs if o.name)
