@@ -100,21 +100,30 @@ def _model(reader: _Reader, trusted: bool) -> Model:
 def _read(source: ir.Model, known: Mapping[ir.Value, Node] | None = None) -> _Reader:
     """A reader that has read the model, with equal terms of the types that the file declares for
     any of their values. `known` are the terms of some results of nodes."""
-    reader = _Reader(source, {}, known or {})
-    reader.read()
-    while (more := declared_elsewhere(reader.terms)).keys() - reader.types.elsewhere.keys():
-        reader = _Reader(source, {**reader.types.elsewhere, **more}, known or {})
+    elsewhere: Mapping[ir.Value, ir.Value] = {}
+    left: Collection[ir.Graph] = ()
+    while True:
+        reader = _Reader(source, elsewhere, known or {}, left)
         reader.read()
-    return reader
+        more = declared_elsewhere(reader.terms)
+        if more.keys() <= elsewhere.keys() and reader.left.issubset(left):
+            return reader
+        elsewhere, left = {**elsewhere, **more}, reader.left
 
 
 class _Reader:
     def __init__(
-        self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value], known: Mapping[ir.Value, Node]
+        self,
+        source: ir.Model,
+        elsewhere: Mapping[ir.Value, ir.Value],
+        known: Mapping[ir.Value, Node],
+        left: Collection[ir.Graph],
     ) -> None:
         overridable = source.ir_version >= 4
         given = [v for v in source.graph.inputs if overridable or not v.is_initializer()]
-        self.source, self.known, self.dead = source, known, dead_nodes(source.graph)
+        self.source, self.known, self.dead = source, known, dead_nodes(source.graph, left)
+        self.left = set(left)
+        """The branches that are not taken."""
         self.types = ValueTypes(source, elsewhere, given)
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
@@ -202,8 +211,11 @@ class _Reader:
     def node(self, node: ir.Node) -> None:
         if node in self.dead:
             return
-        branch = branch_taken(self, node)
+        inner = bodies(node)
+        known = not self.left.isdisjoint(inner)
+        branch = next(each for each in inner if each not in self.left) if known else branch_taken(self, node)
         if branch is not None:
+            self.left |= {*inner} - {branch}
             self.put(node, branch)
             return
         try:

@@ -90,9 +90,10 @@ def defined_values(graph: ir.Graph) -> Iterator[ir.Value]:
             yield from node.outputs
 
 
-def dead_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes of a graph and of the bodies below it whose results only such nodes use."""
-    dead: set[ir.Node] = set()
+def dead_nodes(graph: ir.Graph, without: Iterable[ir.Graph] = ()) -> set[ir.Node]:
+    """The nodes of a graph and of the bodies below it whose results only such nodes use, and all
+    nodes of the bodies in `without`."""
+    dead = {node for body in without for node in body.all_nodes()}
     for node in reversed([*graph.all_nodes()]):  # readers before what they read, bodies before their node
         if not any(o.is_graph_output() or any(use.node not in dead for use in o.uses()) for o in node.outputs):
             dead.add(node)

@@ -43,6 +43,10 @@ DEAD = {
     "of a body": f"""g (bool c, float[1, 1, 4, 4] x) => (float[1, 1, 3, 3] y) {{
         y = If(c) <then_branch = t () => (float[1, 1, 3, 3] p) {{ {POOL}  a = Neg(m)  p = Neg(a) }},
             else_branch = f () => (float[1, 1, 3, 3] q) {{ q = MaxPool<kernel_shape = [2, 2]>(x) }}> }}""",
+    "of a branch that is not taken": """g (float[1, 1, 4, 4] x) => (float[1, 1, 3, 3] y) {
+        m, i = MaxPool<kernel_shape = [2, 2]>(x)  c = Constant<value = bool {1}>()
+        a = If(c) <then_branch = t () => (float[1, 1, 3, 3] p) { p = Neg(m) },
+            else_branch = f () => (float[1, 1, 3, 3] q) { q = Cast<to = 1>(i) }>  y = Neg(a) }""",
 }
 
 

@@ -36,3 +36,18 @@ def test_results_that_only_such_nodes_read_do_not_count() -> None:
         """)
     )
     assert {n.op for n in model.nodes()} == {"input", "layer_norm"}
+
+
+def test_a_branch_that_is_not_taken_reads_nothing() -> None:
+    """The ranks of the results choose the branch; the other one reads the mean."""
+    model = read(
+        parse("""
+        g (float[2, 3, 1, 4] x, float[4] s, float[5, 3, 1] w, bool c) => (float[2, 5, 4] y) {
+            n, m = LayerNormalization (x, s) \n two = Constant<value = int64[1] {2}> ()
+            a = If (c) <then_branch = t () => (float[2, 3, 4] p) { p = Squeeze (n, two) },
+                else_branch = f () => (float[2, 3, 1, 1] q) { q = Exp (m) }>
+            y = Conv (a, w)
+        }
+        """)
+    )
+    assert "opaque" not in {n.op for n in model.nodes()}
