@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import onnx_ir as ir
-
 from taso_mirage.certificates.classes import EqualTerms
 from taso_mirage.errors import CheckFailed, InvalidModel
 from taso_mirage.ir.content import Draw
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.onnx_io.content_terms import Opened
-from taso_mirage.onnx_io.read import with_values
+from taso_mirage.onnx_io.read import FileValue, with_values
 
 
 class KnownValues:
@@ -24,7 +22,7 @@ class KnownValues:
 
     def __init__(self, original: Model, view: Opened) -> None:
         self.original, self.view = original, view
-        self.known: dict[ir.Value, Node] = {}
+        self.known: dict[FileValue, Node] = {}
 
     def read_again(self, classes: EqualTerms) -> list[tuple[Node, Node]]:
         """The terms of the original, each with the one that a reader finds who knows these values
@@ -45,7 +43,7 @@ class KnownValues:
         anew = self._read(known)
         return [(term, anew[value]) for value, term in terms.items()]
 
-    def _read(self, known: Mapping[ir.Value, Node]) -> dict[ir.Value, Node]:
+    def _read(self, known: Mapping[FileValue, Node]) -> dict[FileValue, Node]:
         """The opened terms of the values of the file that are tensors."""
         model, terms = with_values(self.original, known)
         view = Opened(model, model.weights, arrays=self.view.arrays, results=self.view.results)

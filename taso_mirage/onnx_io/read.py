@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Hashable, Mapping
 from copy import copy
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +37,9 @@ from taso_mirage.operators.table_indices import indexed_rows
 BROKEN = "the node does not fit the operator's mapping"
 """The beginning of the reason if a mapping failed with an unexpected error: a damaged node, or a
 bug in the mapping."""
+
+FileValue: TypeAlias = ir.Value
+"""A value of a model's file."""
 
 
 class OpaqueCall:
@@ -70,7 +73,7 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
     return _model(_read(source), trusted)
 
 
-def with_values(model: Model, known: Mapping[ir.Value, Node]) -> tuple[Model, dict[ir.Value, Node]]:
+def with_values(model: Model, known: Mapping[FileValue, Node]) -> tuple[Model, dict[FileValue, Node]]:
     """A model read again where these values of its file are other terms, and the terms of all of
     its values."""
     reader = _read(model.header, known)
