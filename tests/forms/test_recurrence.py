@@ -146,7 +146,7 @@ def of_one_value(graph: Graph) -> Graph:
 
 @pytest.mark.parametrize("perm", ["[0, 1]", "[1, 0]"])
 def test_several_states_may_have_one_first_value(perm: str) -> None:
-    """As an LSTM has, whose states begin with the same zeros."""
+    """An LSTM has such states, which begin with the same zeros."""
     graph = of_one_value(loop(parse(TWO_STATES.format(perm=perm))))
     right = recurrence(graph)
     assert right is not None
