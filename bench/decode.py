@@ -40,7 +40,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
 
-NAMES = ("llama_decode", "qwen2_decode")
+NAMES = ("llama_decode", "qwen2_decode", "int4_decode", "moe_decode")
 COPIED = 1 << 30
 """The bytes that are copied for the bandwidth of the device."""
 LONG = 1200.0
@@ -161,6 +161,7 @@ def bandwidth(device: str) -> float:
 
 def generated(name: str, options: argparse.Namespace) -> None:
     """Let all runtimes generate, and print their times and what their logits are worth as JSON."""
+    import decoders
     import minute_models
     import torch
 
@@ -189,11 +190,7 @@ def generated(name: str, options: argparse.Namespace) -> None:
         except Exception as error:  # a peer that fails has no figure
             found["absent"][key] = f"{type(error).__name__}: {native.first_line(error)}"
         step = None  # two runtimes at once need the memory of both
-    read = sum(p.numel() * p.element_size() for p in module.parameters()) + sum(
-        v[:, :, :past].numel() * v.element_size() for v in caches.values()
-    )
-    embedding = module.module.get_input_embeddings().weight
-    found["bytes"] = read - embedding.numel() * embedding.element_size()
+    found["bytes"] = decoders.bytes_of_a_step(module, past, minute_models.FORMS[name].bits)
     found["floor_us"] = round(1e6 * found["bytes"] / bandwidth(options.device), 1)
     print(json.dumps({**found, "past": past, "tokens": options.tokens}))
 
@@ -214,7 +211,9 @@ def prefilled(module: Any, prompt: Any, empty: Mapping[str, Any]) -> dict[str, A
 def runtimes(
     name: str, options: argparse.Namespace, module: Any, caches: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> dict[str, Callable[[], Step]]:
-    """Functions that open each runtime, by its name."""
+    """Functions that open each runtime, by its name: PyTorch where the model is not quantized."""
+    from minute_models import FORMS
+
     source, ours = options.models / f"{name}.onnx", minute.result_path(options.models, name, options.budget)
     graph = {"enable_cuda_graph": "1"} if options.device == "cuda" else {}
     provider = "CUDAExecutionProvider" if options.device == "cuda" else "CPUExecutionProvider"
@@ -228,6 +227,8 @@ def runtimes(
 
     found: dict[str, Callable[[], Step]] = {ALONE: alone}
     found |= {"ours": optimized} if ours.exists() else {}
+    if FORMS[name].bits:  # torch has the weights as floats
+        return found
     found["eager"] = lambda: Module(module, caches, None)
     return found | {f"torch.compile {mode}": (lambda mode=mode: Module(module, caches, mode)) for mode in options.modes}
 

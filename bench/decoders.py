@@ -4,6 +4,7 @@ keys and values of the layers in turn, before and after."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -12,14 +13,20 @@ from torch import nn
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 Write = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """`torch.Tensor.index_copy`, in place or not."""
+BLOCK = 32
+"""The number of weights of few bits with one scale."""
 
 
 def of(kind: str, options: Mapping[str, Any]) -> Any:
-    """A model of transformers by the name of its class."""
+    """A model of transformers by the name of its class. Experts are gathered, which exporters can
+    write for any token."""
     import transformers
 
     made = getattr(transformers, kind)
-    return made(made.config_class(**options))
+    found = made(made.config_class(**options))
+    if getattr(found.config, "num_experts", None):
+        found.set_experts_implementation("batched_mm")
+    return found
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
@@ -102,6 +109,20 @@ def room(kind: str, length: int = 2048, batch: int = 1, **options: Any) -> Built
     module = of(kind, options)
     caches = {name: torch.zeros(shape) for name, shape in cache_shapes(module.config, batch, length).items()}
     return Room(module), {"input_ids": tokens(batch, 1), "position": torch.tensor([length // 2]), **caches}
+
+
+def bytes_of_a_step(module: Room, past: int, bits: int = 0) -> int:
+    """The bytes of weights and of cached rows that a step reads once: none of the embedding, and of
+    experts only those that a token chooses. With `bits`, linear layers are stored in so many, and
+    have a scale in half precision for each block of BLOCK weights."""
+    config, total = module.module.config, 0.0
+    embedding = module.module.get_input_embeddings().weight
+    for name, each in module.module.named_parameters():
+        chosen = config.num_experts_per_tok / config.num_experts if ".experts." in name else 1.0
+        size = bits / 8 + 2 / BLOCK if bits and each.dim() > 1 else each.element_size()
+        total += 0 if each is embedding else chosen * each.numel() * size
+    rows = sum(prod(shape) for shape in cache_shapes(config, 1, past).values())
+    return round(total) + rows * embedding.element_size()
 
 
 def cache_shapes(config: Any, batch: int, length: int) -> dict[str, tuple[int, ...]]:

@@ -96,9 +96,12 @@ def build(name: str, options: argparse.Namespace) -> None:
     """Write a model, the inputs that it is timed with, and the bytes of its parameters."""
     import minute_models
 
-    module, inputs = minute_models.FORMS[name](options.device, options.small)
+    form, path = minute_models.FORMS[name], options.models / f"{name}.onnx"
+    module, inputs = form(options.device, options.small)
     module, inputs = module.cpu(), {k: v.cpu() for k, v in inputs.items()}  # there attention stays one operator
-    size = minute_models.export(module, inputs, options.models / f"{name}.onnx")
+    size = minute_models.export(module, inputs, path)
+    if form.bits:
+        minute_models.quantize(path, form.bits)
     np.savez(options.models / f"{name}.npz", **{k: v.numpy() for k, v in inputs.items()})
     (options.models / f"{name}.bytes").write_text(str(size))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decoders import Built, of, room, step, tokens
+from decoders import BLOCK, Built, of, room, step, tokens
 from image_models import dit, efficientnet, unet
 from torch import nn
 
@@ -20,12 +20,14 @@ SEED = 0
 @dataclass(frozen=True)
 class Form:
     """A model's builder with its options: for the real size, for a CPU, where weights take twice
-    the bytes, and for a small model as a trial."""
+    the bytes, and for a small model as a trial. `bits`: those of the linear layers' weights in the
+    ONNX file, where they are not floats."""
 
     build: Callable[..., Built]
     options: Mapping[str, Any] = field(default_factory=dict)
     cpu: Mapping[str, Any] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
+    bits: int = 0
 
     def __call__(self, device: str, small: bool = False) -> Built:
         """The module and its inputs on the device: in half precision on a GPU."""
@@ -49,6 +51,19 @@ def export(module: nn.Module, inputs: Inputs, path: Path) -> int:
         given = *inputs.values(), {}
         torch.onnx.export(Placed(module, [*inputs]), given, path, input_names=[*inputs], opset_version=17, dynamo=False)
     return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def quantize(path: Path, bits: int) -> None:
+    """Round the weights of a file's linear layers, with ONNX Runtime's own quantizer, to so many
+    bits in blocks."""
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    made = MatMulNBitsQuantizer(onnx.load(path), bits=bits, block_size=BLOCK, is_symmetric=True)
+    made.process()
+    for each in (path, path.with_name(f"{path.name}.data")):
+        each.unlink(missing_ok=True)
+    made.model.save_model_to_file(str(path), use_external_data_format=True)
 
 
 class Placed(nn.Module):
@@ -129,6 +144,18 @@ QWEN2 = {
     "num_attention_heads": 12,
     "num_key_value_heads": 2,
 }
+EXPERTS = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 768,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 FEW = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 TINY = {**FEW, "vocab_size": 128}
@@ -154,6 +181,20 @@ FORMS: dict[str, Form] = {
     ),
     "qwen2_decode": Form(
         room, {"kind": "Qwen2ForCausalLM", **QWEN2}, {}, {**TINY, "num_key_value_heads": 2, "length": 64}
+    ),
+    "int4_decode": Form(
+        room,
+        {"kind": "LlamaForCausalLM", **LLAMA},
+        {"num_hidden_layers": 4},
+        {**TINY, "num_key_value_heads": 2, "length": 64},
+        bits=4,
+    ),
+    "moe_decode": Form(
+        room,
+        {"kind": "Qwen3MoeForCausalLM", **EXPERTS},
+        {"num_hidden_layers": 2},
+        {**TINY, "num_key_value_heads": 2, "length": 64, "head_dim": 16}
+        | {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
     ),
     "llama_prompt": Form(
         text,

@@ -51,6 +51,7 @@ from taso_mirage.regions.contained import ErrorReport, contained, operators_of, 
 from taso_mirage.regions.region_kinds import (
     RegionKind,
     caches,
+    has_weights,
     is_copied,
     kind_by_labels,
     of_integers,
@@ -58,6 +59,7 @@ from taso_mirage.regions.region_kinds import (
     successive_products,
     sums_integers,
     turned,
+    unpacks,
 )
 from taso_mirage.regions.region_labels import has_every_size, is_loaded, region_labels
 from taso_mirage.regions.region_ranks import RegionRanks
@@ -74,7 +76,12 @@ single precision on a GPU, where they leave the tensor cores alone."""
 PIXELS = 4
 """The largest number of pixels of a convolution that is like a linear layer."""
 PRODUCTS = 2
-"""The largest number of successive products of a region."""
+"""The largest number of successive products of a region. On a GPU a product with packed or gathered
+weights counts as so many: the search for two of them takes minutes, and both are bound by weights,
+so two kernels take no longer."""
+FEW = 16
+"""The largest number of elements of a fold that a region may have after a linear layer on a GPU:
+one block has all of them. An example is the sum over the experts of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,8 @@ class _Growing:
         self.kinds: dict[Node, RegionKind] = {}
         self.moving: set[Node] = set()
         """Terms that only move elements, or have another shape."""
+        self.folded: dict[Node, float] = {}
+        """The number of elements that become one in a term that folds."""
         for node in self.order if among is None else [n for n in self.order if n in among]:
             with contained(node.op, report):
                 kind = self._kind(node)
@@ -241,7 +250,8 @@ class _Growing:
             return None
         if all(map(is_moved, graph.outputs)):
             self.moving.update(members)
-        weights = {leaves[a] for a in node.args if is_weight(a)}
+        weights = {leaves[a] for a in node.args if has_weights(a, self.moving if self.lanes > 1 else ())}
+        self.folded[node] = math.prod(found.sizes[x] for x in found.reduced)
         if traits(node).windowed:  # only few pixels are a linear layer: libraries are best at windows
             kind = kind_by_labels(found, weights, PIXELS)
             return kind if kind is RegionKind.LINEAR else None
@@ -426,10 +436,11 @@ class _Growing:
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            if waits and (kind in (RegionKind.FOLD, RegionKind.PRODUCT) or node in self.caches):
+            folds = kind is RegionKind.FOLD and (self.lanes == 1 or self.folded[node] > FEW)
+            if waits and (folds or kind is RegionKind.PRODUCT or node in self.caches):
                 return False
-            products[node] = max(products.get(a, 0) for a in node.args) + (
-                kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
-            )
+            counted = PRODUCTS if self.lanes > 1 and unpacks(node, kind) else 1
+            product = kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
+            products[node] = max(products.get(a, 0) for a in node.args) + counted * product
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS

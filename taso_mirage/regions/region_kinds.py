@@ -61,6 +61,19 @@ def of_integers(node: Node, gpu: bool) -> bool:
     return not (gpu and held and loaded and all(is_float(a.dtype) for a in activations))
 
 
+def has_weights(node: Node, moving: Collection[Node]) -> bool:
+    """Whether all elements of a term are those of weights, moved by terms of `moving` only: the
+    weights of the experts that a run chooses."""
+    if node not in moving:
+        return is_weight(node)
+    return all(has_weights(a, moving) for a in node.args if a is not ABSENT and is_float(a.dtype))
+
+
+def unpacks(node: Node, kind: RegionKind) -> bool:
+    """Whether a linear layer has weights of few bits, or gathers them."""
+    return kind is RegionKind.LINEAR and (traits(node).quantized or not any(map(is_weight, node.args)))
+
+
 def sums_integers(node: Node) -> bool:
     """Whether a quantized operator is defined by a product of integers, and rounds to none."""
     inner = defined(node) if traits(node).quantized and not traits(node).decides else None
