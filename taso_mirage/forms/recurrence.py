@@ -77,18 +77,27 @@ class Recurrence:
         return int(self.node.attr("states"))
 
     @property
+    def operands(self) -> tuple[Node, ...]:
+        """The operands, each once: several states may have one first value."""
+        return tuple(dict.fromkeys(self.node.args))
+
+    @property
+    def sequences(self) -> tuple[Node, ...]:
+        """The operands of which each step reads an element."""
+        return self.node.args[self.states : self.states + self.node.attr("sequences")]
+
+    @property
     def types(self) -> tuple[Tensor, ...]:
         """The types of the results."""
         return self.node.type if isinstance(self.node.type, tuple) else (self.node.tensor,)
 
     def with_steps(self, count: int) -> Recurrence:
         """This loop over sequences of so many elements."""
-        end = self.states + self.node.attr("sequences")
-        leaves = []
-        for i, arg in enumerate(self.node.args):
-            shape = (count, *arg.shape[1:]) if self.states <= i < end else arg.shape
-            leaves.append(variable(f"x{i}", Tensor(arg.dtype, shape)))
-        return Recurrence(term(OPERATOR, *leaves, **dict(self.node.attrs)))
+        leaves = {}
+        for i, arg in enumerate(self.operands):
+            shape = (count, *arg.shape[1:]) if arg in self.sequences else arg.shape
+            leaves[arg] = variable(f"x{i}", Tensor(arg.dtype, shape))
+        return Recurrence(term(OPERATOR, *[leaves[a] for a in self.node.args], **dict(self.node.attrs)))
 
     def results(self, whole: Node) -> tuple[Node, ...]:
         """The results of a term like this one."""
@@ -98,19 +107,24 @@ class Recurrence:
     def kernel(self, cuts: Sequence[LoopCut], chunk: Chunk = ()) -> Node:
         """The kernel with these blocks: in each, the loop over its part of the operands, with
         `chunk` by chunks of steps."""
-        places = [[cut[0][i] for cut in cuts] for i in range(len(self.node.args))]
-        tiles = [
-            variable(f"t{i}", Tensor(x.dtype, _part(x, axes, cuts)))
-            for i, (x, axes) in enumerate(zip(self.node.args, places, strict=True))
-        ]
-        own = Graph(tuple(tiles), self.results(self.over(tiles, chunk)))
+        places = [[cut[0][self.node.args.index(x)] for cut in cuts] for x in self.operands]
+        tiles = self.tiles(cuts)
+        own = Graph(tuple(dict.fromkeys(tiles)), self.results(self.over(tiles, chunk)))
         omap = tuple(tuple(_number(cut[1][o]) for cut in cuts) for o in range(len(self.types)))
         imap = tuple(tuple(map(_number, axes)) for axes in places)
         grid = tuple(cut[2] for cut in cuts) or (1,)
-        fmap = (-1,) * len(tiles)
+        fmap = (-1,) * len(places)
         if not cuts:
-            imap, omap = ((-1,),) * len(tiles), ((-1,),) * len(self.types)
-        return term("kernel", *self.node.args, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
+            imap, omap = ((-1,),) * len(places), ((-1,),) * len(self.types)
+        return term("kernel", *self.operands, body=own, grid=grid, loop=1, imap=imap, fmap=fmap, omap=omap)
+
+    def tiles(self, cuts: Sequence[LoopCut]) -> list[Node]:
+        """The part of each of the loop's operands in a block."""
+        made: dict[Node, Node] = {}
+        for i, x in enumerate(self.node.args):
+            shape = _part(x, [cut[0][i] for cut in cuts], cuts)
+            made.setdefault(x, variable(f"t{len(made)}", Tensor(x.dtype, shape)))
+        return [made[x] for x in self.node.args]
 
     def over(self, tiles: Sequence[Node], chunk: Chunk = ()) -> Node:
         """This loop over operands of other sizes."""
@@ -124,10 +138,12 @@ class Recurrence:
 
     def axes(self) -> list[tuple[tuple[AxisPlace, ...], tuple[AxisPlace, ...], Dim]]:
         """The axes whose parts are apart, each with its places in operands and results, and its
-        size."""
+        size. An operand that is several has the axis at one place."""
         end, found = self.states + self.node.attr("sequences"), []
         for inputs, outputs in parallel_axes(self.body, self.states):
             ins = tuple(_moved(p, self.states <= i < end) for i, p in enumerate(inputs))
+            if len({*zip(self.node.args, ins, strict=True)}) > len(self.operands):
+                continue
             outs = tuple(_moved(p, i >= self.states) for i, p in enumerate(outputs))
             found.append((ins, outs, self.node.args[0].shape[ins[0] or 0]))
         return found
@@ -252,7 +268,7 @@ def _has_code(graph: Graph) -> bool:
 
 @lru_cache(maxsize=256)
 def _evidence(small: Recurrence, cuts: tuple[LoopCut, ...], chunk: Chunk) -> Evidence | Failure:
-    leaves = tuple(small.node.args)
+    leaves = small.operands
     mine = Graph(leaves, small.results(small.kernel(cuts, chunk)))
     return verified_mugraph(mine, Graph(leaves, small.results(small.node)), numbers=False)
 
@@ -265,9 +281,11 @@ def recurrence(goal: Graph) -> Recurrence | None:
     types = [a.tensor for a in node.args]
     if any(t.dtype not in DTYPES or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
         return None
-    if int(node.args[node.attr("states")].shape[0]) < 1 or len(set(node.args)) < len(node.args):
+    found = Recurrence(node)
+    whole = (*node.args[: found.states], *node.args[found.states + len(found.sequences) :])
+    if int(found.sequences[0].shape[0]) < 1 or not set(whole).isdisjoint(found.sequences):
         return None
-    return Recurrence(node)
+    return found
 
 
 def _loop(goal: Graph) -> Node | None:
@@ -291,7 +309,7 @@ def _follows(goal: Graph, named: Graph, free: FreeSizes) -> bool:
         return False
     several = mine.chunk_cuts()
     for cuts in (*mine.cuts(), *([] if several is None else [several])):
-        tiles = mine.kernel(cuts).attr("body").inputs
+        tiles = mine.tiles(cuts)
         units = [(ins, outs) for ins, outs, _ in cuts if tiles[0].shape[ins[0] or 0] == 1]
         if not all(places in units for places in axes.values()):
             continue  # a muGraph of this grid has no free sizes

@@ -58,6 +58,7 @@ def test_two_threads_give_the_bits_of_one() -> None:
     [
         ((256,), True),
         ((128,), False),
+        ((160,), True),
         ((264,), False),
         ((2912,), False),
         ((256, 2), False),

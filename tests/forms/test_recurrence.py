@@ -19,7 +19,7 @@ from taso_mirage.emit.cpu.native_kernel import NativeKernel
 from taso_mirage.forms.recurrence import FORM, OPERATOR, LoopCut, Recurrence, recurrence
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.model import random_array
-from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.ir.terms import Graph, Node, constant, substitute
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.mugraph.free import FreeSizes, with_free_names
 from taso_mirage.mugraph.parallel_axes import parallel_axes
@@ -127,12 +127,54 @@ def test_only_a_step_of_each_sample_alone_has_a_kernel_of_all_sizes(name: str) -
     assert FORM.follows(right, named, FreeSizes.of(named)) == (name == "none")
 
 
+TWO_STATES = """
+    g (float[4, 4] z, float[4, 4] w, float[3, 4, 4] X) => (float[4, 4] a, float[4, 4] b, float[3, 4, 4] Y) {{
+        a, b, Y = Scan<num_scan_inputs = 1, body = step (float[4, 4] s, float[4, 4] r, float[4, 4] x)
+                => (float[4, 4] s2, float[4, 4] r2, float[4, 4] y) {{
+            t = Transpose<perm = {perm}>(x) \n s2 = Mul(x, s) \n r2 = Sub(t, r) \n y = Add(s2, x)
+        }}>(z, w, X)
+    }}
+"""
+"""Two states, the second of which has the axes of the element in the order `perm`."""
+
+
+def of_one_value(graph: Graph) -> Graph:
+    """The loop with one first value for both states."""
+    first, second, x = graph.inputs
+    return Graph((first, x), substitute(graph.outputs, {second: first}))
+
+
+@pytest.mark.parametrize("perm", ["[0, 1]", "[1, 0]"])
+def test_several_states_may_have_one_first_value(perm: str) -> None:
+    """An LSTM has such states, which begin with the same zeros."""
+    graph = of_one_value(loop(parse(TWO_STATES.format(perm=perm))))
+    right = recurrence(graph)
+    assert right is not None
+    assert len(right.operands) == 2
+    given = values(graph)
+    wanted = interpret(graph.outputs, REALS, dict(zip(graph.inputs, given, strict=True)))
+    made = right.mugraphs(graph, CPU_DEVICE)
+    assert made
+    for each in made:
+        for result, output in zip(NativeKernel(each.graph)(*given), graph.outputs, strict=True):
+            np.testing.assert_allclose(result, wanted[output], 1e-5, 1e-6)
+
+
+def test_a_first_value_of_states_in_other_axes_is_cut_along_none() -> None:
+    for perm, count in (("[0, 1]", 2), ("[1, 0]", 0)):
+        graph = loop(parse(TWO_STATES.format(perm=perm)))
+        right, apart = recurrence(of_one_value(graph)), recurrence(graph)
+        assert right is not None
+        assert apart is not None
+        assert (len(right.axes()), len(apart.axes())) == (count, 2)
+
+
 # ---------------------------------------------------------------- wrong kernels
 
 
 def refuted(kernel: Node, right: Recurrence) -> bool:
     """Whether the field refutes a kernel of a loop."""
-    leaves = tuple(right.node.args)
+    leaves = right.operands
     verdict = verified_mugraph(Graph(leaves, results(kernel)), Graph(leaves, results(right.node)), numbers=False)
     return isinstance(verdict, Failure) and verdict.kind is FailureKind.REFUTED
 
@@ -160,6 +202,19 @@ def test_the_field_refutes_a_kernel_of_another_loop(kernel: Node, right: Recurre
     (cuts, *_) = right.cuts()
     assert not refuted(right.kernel(cuts), right)
     assert refuted(kernel, right)
+
+
+@pytest.mark.parametrize("wrong", ["x", "s"])
+def test_the_field_refutes_states_with_another_first_value(wrong: str) -> None:
+    right = recurrence(of_one_value(loop(parse(TWO_STATES.format(perm="[0, 1]")))))
+    assert right is not None
+    first, x = right.with_steps(3).operands
+    other = {"x": term("gather", x, constant(0), axis=0), "s": term("neg", first)}[wrong]
+    (cuts, *_) = right.cuts()
+    inner = right.with_steps(3)
+    made = term(OPERATOR, first, other, x, **dict(right.node.attrs))
+    assert not refuted(inner.kernel(cuts), inner)
+    assert refuted(made, inner)
 
 
 def test_an_axis_over_which_a_step_sums_is_not_cut() -> None:

@@ -98,6 +98,22 @@ def test_small_weights_of_each_step_are_a_sequence(name: str, backward: bool) ->
     assert followed(before, after, steps).places == len(steps[0].obligations)
 
 
+PEEPHOLES = {"c": "Mul(c{s}, P)", "a norm of c": "Mul(l{t}, P)"}
+
+
+@pytest.mark.parametrize("name", PEEPHOLES)
+def test_a_term_of_the_step_before_is_computed_in_the_step_that_reads_it(name: str) -> None:
+    """The anchor may be the hidden state, on which the older cell state does not depend."""
+    norm = {} if name == "c" else {"m": "Add(c{s}, P)", "o": "Exp(m{t})", "l": "Div(o{t}, P)"}
+    cell = {key: CELL[key] for key in ("x", "p", "q")} | norm
+    cell |= {"v": PEEPHOLES[name], "w": "Add(p{t}, q{t})", "g": "Add(w{t}, v{t})"}
+    cell |= {key: CELL[key] for key in CELL if key not in cell}
+    before, after, steps = rerolled(with_weights(model(cell=cell), P=ARRAYS["R"][0]))
+    (loop,) = loops(after)
+    assert (count_of(loop), loop.attr("states"), loop.attr("sequences")) == (COUNT, 2, 1)
+    followed(before, after, steps)
+
+
 def test_large_weights_of_each_step_stay() -> None:
     """A loop would copy them in each step: the layers of a transformer, for example."""
     cell = {**CELL, "e": "Tanh(d{t})"}

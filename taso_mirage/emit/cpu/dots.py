@@ -19,7 +19,7 @@ from taso_mirage.ir.mugraph import product_factor, usual_size
 NARROW = 128
 """The number of columns up to which a block of rows has all of its results in registers while it
 goes through all of k."""
-TEAM, TEAM_MOST = 1 << 18, 1 << 25
+TEAM, TEAM_MOST = 1 << 16, 1 << 25
 """The bytes of a matrix of which two threads read a half each in every step of a loop: smaller ones
 are read faster than the threads wait for each other, and larger ones stay in no cache, so a copy is
 no faster (`team.h`)."""

@@ -29,6 +29,8 @@ DEPTH = 12
 """The levels of terms below them by which anchors differ from other operators."""
 STATES = 8
 """The most states."""
+CANDIDATES = 32
+"""The most terms of the step before, of which those that a step computes anew are its states."""
 WEIGHTS = 4
 """The most elements of weights that each step has of its own, relative to those of the states: a
 loop copies them in each step."""
@@ -106,6 +108,8 @@ class Chain:
     """The steps between successive anchors, the first of which has a level of 1, after the steps
     `before` it that are like them.
 
+    `kept`: the terms of the step before that may be states; all, if None. Other terms of that step
+    are computed again, from these.
     `states`, `sequences` and `others` have the variables of the body for the terms that it reads:
     the values of a state before each step, the successive parts of a term, and one term in all
     steps. `whole` has the body's term for terms of all steps, `after` those of each state after the
@@ -114,6 +118,7 @@ class Chain:
 
     model: ModelSteps
     levels: Mapping[Node, int]
+    kept: Set[Steps] | None = None
     states: dict[Steps, Node] = field(default_factory=dict)
     sequences: dict[Steps, Node] = field(default_factory=dict)
     others: dict[Node, Node] = field(default_factory=dict)
@@ -151,6 +156,12 @@ class Chain:
         args = [each for each in made if each is not None]
         return Node(first.op, tuple(args), first.attrs, first.type) if len(args) == len(made) else None
 
+    def news(self) -> dict[Steps, Steps]:
+        """The terms of the steps that are the states after them, by the states for which there are
+        some."""
+        shifted = {new[:-1]: new for new, body in self.whole.items() if body is not None}
+        return {old: shifted[old[1:]] for old in self.states if old[1:] in shifted}
+
     def computed(self) -> dict[Steps, Node]:
         """The terms that a loop over the steps computes, each with the body's term."""
         return {
@@ -176,7 +187,7 @@ class Chain:
             return self.operator(nodes)
         levels = [self.levels[each] for each in nodes]
         if levels[-1] and all(level <= i for i, level in enumerate(levels)):
-            return self._state(nodes)
+            return self._state(nodes) if self.kept is None or nodes in self.kept else self.operator(nodes)
         if any(levels):
             return None
         if self.model.parts(nodes) is not None:
@@ -192,7 +203,7 @@ class Chain:
 
     def _state(self, nodes: Steps) -> Node | None:
         """A state, as long as their new values are not known."""
-        if self.after or not isinstance(nodes[0].type, Tensor) or len(self.states) == STATES:
+        if self.after or not isinstance(nodes[0].type, Tensor) or len(self.states) == CANDIDATES:
             return None
         return self.states.setdefault(nodes, self._leaf(nodes[0]))
 
@@ -262,19 +273,29 @@ def chains(model: ModelSteps) -> list[Chain]:
 
 def _chain(model: ModelSteps, levels: Mapping[Node, int], anchors: Steps) -> Chain | None:
     """The steps between anchors, if they are alike."""
-    chain, last = Chain(model, levels), anchors[1:]
-    chain.states[anchors[:-1]] = variable("x0", anchors[0].tensor)
-    chain.whole[last] = chain.operator(last)
-    if chain.whole[last] is None:
+    chain = _between(Chain(model, levels), anchors)
+    news = {} if chain is None else chain.news()
+    if chain is not None and len(news) < len(chain.states):  # some state is a term over others, such as a peephole's
+        chain = _between(Chain(model, levels, news.keys()), anchors)
+        news = {} if chain is None else chain.news()
+    if chain is None or len(news) < len(chain.states) or len(news) > STATES:
         return None
-    news = [next((new for new in chain.whole if new[:-1] == old[1:]), None) for old in chain.states]
-    chain.after = [new for new in news if new is not None and chain.whole[new] is not None]
+    chain.after = [*news.values()]
     own = [leaf for nodes, leaf in chain.sequences.items() if not is_constant(nodes[0]) and is_weight(nodes[0])]
-    if len(chain.after) < len(news) or elements_of(own) > WEIGHTS * chain.elements:
+    if elements_of(own) > WEIGHTS * chain.elements:
         return None
     while chain.extend():
         pass
     return chain
+
+
+def _between(chain: Chain, anchors: Steps) -> Chain | None:
+    """The chain with the terms of its steps, from each anchor down to the one before; None where
+    they are not alike."""
+    last = anchors[1:]
+    chain.states[anchors[:-1]] = variable("x0", anchors[0].tensor)
+    chain.whole[last] = chain.operator(last)
+    return None if chain.whole[last] is None else chain
 
 
 def _matches(body: Node, node: Node, leaves: Mapping[Node, Node | None], found: dict[Node, Node]) -> bool:
