@@ -9,7 +9,7 @@ class of the original's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,8 @@ from taso_mirage.certificates.border import same_border
 from taso_mirage.certificates.classes import MALFORMED_DATA, EqualTerms
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
 from taso_mirage.certificates.judge import CHECKED, Judge, undecided
+from taso_mirage.certificates.known import KnownValues, single
 from taso_mirage.errors import CheckFailed, Unsupported
-from taso_mirage.ir.content import Draw
 from taso_mirage.ir.dims import parse_dim
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.mugraph import Lowering
@@ -94,7 +94,8 @@ class _Reader:
         self.found = Followed()
         view = opened(original)
         self.outputs = list(zip(original.output_names, view(original.graph.outputs), strict=True))
-        self.draws = _single(view)
+        self.draws = single(view)
+        self.known = KnownValues(original, view)
         self.view, self.loops = view, view.results
         self.weights = view.arrays
         """By the digests of their content."""
@@ -305,20 +306,33 @@ class _Reader:
         self._add(there)
         renamed = [*view.renumbered(STATES)]
         self._add(each for pair in renamed for each in pair)
-        defined = [*self._defined(optimized.opsets)]
+        classes = self._classes(optimized.opsets, renamed, view.results)
+        while self._first_apart(classes, there) is not None and (again := self.known.read_again(classes)):
+            self._add(each for pair in again for each in pair)
+            self._equal += again
+            classes = self._classes(optimized.opsets, renamed, view.results)
+        self.found.terms = len(self.terms)
+        if (name := self._first_apart(classes, there)) is not None:
+            raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
+
+    def _first_apart(self, classes: EqualTerms, there: Sequence[Node]) -> str | None:
+        """The first output that is not in the class of the original's."""
+        pairs = zip(self.outputs, there, strict=True)
+        return next((name for (name, old), new in pairs if classes.find(old) is not classes.find(new)), None)
+
+    def _classes(self, opsets: Mapping[str, int], renamed: Sequence[tuple[Node, Node]], results: Results) -> EqualTerms:
+        """The classes of all terms, closed."""
+        defined = [*self._defined(opsets)]
         self._add(new for _, new in defined)
-        read = [*self._read_again(optimized.opsets)]
+        read = [*self._read_again(opsets)]
         self._add(new for _, new in read)
         alike = [*self._alike()]
         self._add(new for _, new in alike)
         classes = EqualTerms(self.terms)
         for old, new in (*self._equal, *renamed, *defined, *read, *alike):
             classes.union(old, new)
-        self._close(classes, {**self.loops, **view.results})
-        self.found.terms = len(self.terms)
-        for (name, old), new in zip(self.outputs, there, strict=True):
-            if classes.find(old) is not classes.find(new):
-                raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
+        self._close(classes, {**self.loops, **results})
+        return classes
 
     def _close(self, classes: EqualTerms, results: Results) -> None:
         """Close the classes, also under the equalities of loops."""
@@ -344,7 +358,7 @@ class _Reader:
         """The optimized model's terms; every node of it that draws is one of the original's."""
         view = opened(optimized)
         view(optimized.graph.outputs)
-        matched = matching(self.draws, _single(view))
+        matched = matching(self.draws, single(view))
         return opened(optimized, matched) if matched else view
 
     def _defined(self, opsets: Mapping[str, int]) -> Iterator[tuple[Node, Node]]:
@@ -385,14 +399,6 @@ def _of_fewer_states(classes: EqualTerms, results: Results) -> bool:
     for node, (loop, index) in results.items():
         changed |= classes.state(node, made[id(loop)].result(index))
     return changed
-
-
-def _single(view: Opened) -> Collection[Draw]:
-    """The draws of a model that was opened."""
-    for draw, nodes in view.draws.items():
-        if len(nodes) > 1:
-            raise CheckFailed(f"{len(nodes)} nodes {draw.operator} give the value {draw.name!r}")
-    return view.draws
 
 
 def _over(outputs: Sequence[Node], cut: Mapping[Node, Node]) -> tuple[Node, ...]:

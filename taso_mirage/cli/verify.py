@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,9 @@ from taso_mirage.system.terminal import plural, say
 
 if TYPE_CHECKING:
     from taso_mirage.certificates.follow import Followed
+
+WIDTH = 100
+"""The most characters of a line about the comparison, which lists sizes and inputs."""
 
 
 def verify(
@@ -61,6 +65,8 @@ def verify(
 
     Exit code 5 if a step does not hold.
     """
+    if run and not budget:
+        raise InvalidOption("--budget 0 leaves no time to compare the models: give more, or pass --no-run")
     from taso_mirage.certificates.follow import follow
     from taso_mirage.certificates.judge import CaseJudge
     from taso_mirage.onnx_io import load
@@ -94,7 +100,7 @@ def _lines(found: Followed, compared: str) -> Iterator[str]:
         yield f"  without the checker: {name} ({why})"
     computed = f"{found.computed} weights and constants recomputed"
     yield f"applied at {plural(found.places, 'place')}; {computed}; {found.terms} terms"
-    yield compared
+    yield from wrap(compared, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -39,7 +39,9 @@ from taso_mirage.system.wording import option
 LARGE = 1 << 20
 """Elements of a large array."""
 LISTED = 6
-"""Sizes that a note lists."""
+"""Sizes or names of inputs that a note about what was left out lists."""
+SHOWN = 3
+"""Further sizes that a note lists."""
 HALVES = ("float16", "bfloat16")
 FURTHER = 8.0
 """The factor of normal numbers for large floats: sigmoids of most of them round to 0 or 1 in half
@@ -110,9 +112,9 @@ def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Ar
     return found
 
 
-def _listed(said: Collection[str]) -> str:
-    more = f" and {len(said) - LISTED} more" if len(said) > LISTED else ""
-    return "; ".join([*said][:LISTED]) + more
+def _listed(said: Collection[str], most: int = LISTED) -> str:
+    more = f" and {len(said) - most} more" if len(said) > most else ""
+    return "; ".join([*said][:most]) + more
 
 
 def _floats(model: Model) -> list[Node]:
@@ -206,7 +208,7 @@ class CheckInputs:
         """Lines that name the base sizes, the further sizes that were checked, and the sizes that
         were left out."""
         base = shown_sizes({**self.base, **self.model.integers})
-        found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
+        found = [f"sizes: {base}; other sizes checked: {_listed(self._moved, SHOWN) or 'none'}"] if base else []
         if self._late:
             found.append(f"the check left out {_listed(self._late)}: there was no time for their float64 references")
         if self._outside:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Hashable, Mapping
 from copy import copy
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +29,7 @@ from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.value_types import ValueTypes, dtype_name
-from taso_mirage.onnx_io.walk import bodies, outer_values
+from taso_mirage.onnx_io.walk import bodies, dead_nodes, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements, load_specs
 from taso_mirage.operators.table_indices import indexed_rows
@@ -37,6 +37,9 @@ from taso_mirage.operators.table_indices import indexed_rows
 BROKEN = "the node does not fit the operator's mapping"
 """The beginning of the reason if a mapping failed with an unexpected error: a damaged node, or a
 bug in the mapping."""
+
+FileValue: TypeAlias = ir.Value
+"""A value of a model's file."""
 
 
 class OpaqueCall:
@@ -67,7 +70,18 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
 
 def as_data(source: ir.Model, trusted: bool = False) -> Model:
     """Read a model with all of its content. Code stays data, unless it is `trusted`."""
-    reader = _read(source)
+    return _model(_read(source), trusted)
+
+
+def with_values(model: Model, known: Mapping[FileValue, Node]) -> tuple[Model, dict[FileValue, Node]]:
+    """A model read again where these values of its file are other terms, and the terms of all of
+    its values."""
+    reader = _read(model.header, known)
+    return _model(reader, model.trusted), reader.terms
+
+
+def _model(reader: _Reader, trusted: bool) -> Model:
+    source = reader.source
     graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
         graph=graph,
@@ -86,22 +100,33 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
     )
 
 
-def _read(source: ir.Model) -> _Reader:
+def _read(source: ir.Model, known: Mapping[ir.Value, Node] | None = None) -> _Reader:
     """A reader that has read the model, with equal terms of the types that the file declares for
-    any of their values."""
-    reader = _Reader(source, {})
-    reader.read()
-    while (more := declared_elsewhere(reader.terms)).keys() - reader.types.elsewhere.keys():
-        reader = _Reader(source, {**reader.types.elsewhere, **more})
+    any of their values. `known` are the terms of some results of nodes."""
+    elsewhere: Mapping[ir.Value, ir.Value] = {}
+    left: Collection[ir.Graph] = ()
+    while True:
+        reader = _Reader(source, elsewhere, known or {}, left)
         reader.read()
-    return reader
+        more = declared_elsewhere(reader.terms)
+        if more.keys() <= elsewhere.keys() and reader.left.issubset(left):
+            return reader
+        elsewhere, left = {**elsewhere, **more}, reader.left
 
 
 class _Reader:
-    def __init__(self, source: ir.Model, elsewhere: Mapping[ir.Value, ir.Value]) -> None:
+    def __init__(
+        self,
+        source: ir.Model,
+        elsewhere: Mapping[ir.Value, ir.Value],
+        known: Mapping[ir.Value, Node],
+        left: Collection[ir.Graph],
+    ) -> None:
         overridable = source.ir_version >= 4
         given = [v for v in source.graph.inputs if overridable or not v.is_initializer()]
-        self.source = source
+        self.source, self.known, self.dead = source, known, dead_nodes(source.graph, left)
+        self.left = set(left)
+        """The branches that are not taken."""
         self.types = ValueTypes(source, elsewhere, given)
         self.terms: dict[ir.Value, Node] = {}
         self.inputs: list[Node] = []
@@ -187,8 +212,13 @@ class _Reader:
             self._bind(output, self.value(inner))
 
     def node(self, node: ir.Node) -> None:
-        branch = branch_taken(self, node)
+        if node in self.dead:
+            return
+        inner = bodies(node)
+        known = not self.left.isdisjoint(inner)
+        branch = next(each for each in inner if each not in self.left) if known else branch_taken(self, node)
         if branch is not None:
+            self.left |= {*inner} - {branch}
             self.put(node, branch)
             return
         try:
@@ -197,18 +227,18 @@ class _Reader:
             term = self._opaque(node, str(error))
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
             term = self._opaque(node, f"{BROKEN}: {type(error).__name__}: {error}")
-        used = [o for o in node.outputs if o.name]
+        used = [o for o in node.outputs if self._is_used(o)]
         if isinstance(term.type, tuple):
             outputs = node.outputs if len(term.type) >= len(node.outputs) else used
             for i, output in enumerate(outputs[: len(term.type)]):
                 self._bind(output, get("item").term(term, index=i))
-        elif used:
+        elif node.outputs[0].name:
             self._bind(node.outputs[0], term)
         metadata = dict(node.metadata_props)
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
 
     def _bind(self, output: ir.Value, term: Node) -> None:
-        self.terms[output] = term
+        self.terms[output] = term = self.known.get(output, term)
         if output.name:
             self.names.setdefault(term, output.name)
 
@@ -239,18 +269,23 @@ class _Reader:
             attrs,
             self.opsets.get(node.domain, 0),
             node.domain,
-            max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
+            max((i + 1 for i, o in enumerate(node.outputs) if self._is_used(o)), default=1),
             len(node.outputs),
-            tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
+            tuple(i for i, o in enumerate(node.outputs) if not self._is_used(o)),
             self.weights,
         )
 
     def _whole(self, node: ir.Node, term: Node) -> Node:
         """The term, if it has all outputs of the node that something may use."""
-        needed, there = sum(map(_is_used, node.outputs)), len(term.type) if isinstance(term.type, tuple) else 1
+        needed, there = sum(map(self._is_used, node.outputs)), len(term.type) if isinstance(term.type, tuple) else 1
         if needed > there:
             raise Unsupported(f"{needed} of its outputs are used; the operator gives {there}")
         return term
+
+    def _is_used(self, value: ir.Value) -> bool:
+        """Whether an output of the model may depend on a value."""
+        readers = (use.node for use in value.uses())
+        return bool(value.name) and (value.is_graph_output() or any(n not in self.dead for n in readers))
 
     def _readable(self, term: Node) -> Node:
         """Whether sizes, which become terms without operands, can be read from an input at run
@@ -335,7 +370,3 @@ def _stored(value: ir.Value) -> ir.TensorProtocol:
     if value.const_value is None:
         raise InvalidModel(f"the initializer {value.name!r} has no data")
     return value.const_value
-
-
-def _is_used(value: ir.Value) -> bool:
-    return bool(value.name) and (value.is_graph_output() or bool(value.uses()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
@@ -30,10 +31,22 @@ def inline(source: ir.Model, criteria: Callable[[ir.Function], bool]) -> None:
     """Inline some functions of a model, in place. Its outputs keep their texts and metadata, which
     onnx_ir drops of a call's results."""
     said = [(value.doc_string, dict(value.metadata_props)) for value in source.graph.outputs]
+    _name_omitted_results(source)
     InlinePass(criteria=criteria)(source)
     for value, (text, metadata) in zip(source.graph.outputs, said, strict=True):
         value.doc_string = text
         value.metadata_props.update(metadata)
+
+
+def _name_omitted_results(source: ir.Model) -> None:
+    """Name the results of calls that nothing uses: onnx_ir takes their name, which is empty, for
+    the function's own values, which the function may use."""
+    nodes = [node for part in graphs_inside(source) for node in part]
+    taken = {value.name for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
+    names = (name for i in itertools.count() if (name := f"omitted_{i}") not in taken)
+    for node in nodes:
+        for value in node.outputs if node.op_identifier() in source.functions else ():
+            value.name = value.name or next(names)
 
 
 def attributes_of(part: Part) -> Iterator[MutableMapping[str, ir.Attr]]:
@@ -75,6 +88,17 @@ def defined_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from (*each.inputs, *each.initializers.values())
         for node in each:
             yield from node.outputs
+
+
+def dead_nodes(graph: ir.Graph, without: Iterable[ir.Graph] = ()) -> set[ir.Node]:
+    """The nodes of a graph and of the bodies below it whose results only such nodes use, and all
+    nodes of the bodies in `without`."""
+    dead = {node for body in without for node in body.all_nodes()}
+    for node in reversed([*graph.all_nodes()]):  # readers before what they read, bodies before their node
+        if not any(o.is_graph_output() or any(use.node not in dead for use in o.uses()) for o in node.outputs):
+            dead.add(node)
+            dead.update(inner for body in bodies(node) for inner in body.all_nodes())
+    return dead
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

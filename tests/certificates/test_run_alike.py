@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from onnx.parser import parse_model
 
 from taso_mirage.errors import CheckFailed, RunFailed
 from taso_mirage.ir.model import Model
-from taso_mirage.measure import check
+from taso_mirage.measure import check, evaluation
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.check_inputs import CheckInput
-from taso_mirage.measure.evaluation import Left, references
+from taso_mirage.measure.evaluation import Evaluation, Evaluations, Left, references
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.onnx_io.files import from_memory
 from taso_mirage.report.run_alike import SECONDS, run_alike
 
@@ -31,6 +33,21 @@ def model(body: str = "y = Relu(x)") -> Model:
 def test_no_time_for_any_reference() -> None:
     said = "not compared in the runtime: a float64 reference takes too long; a larger budget allows it"
     assert run_alike(model(), model(), 0) == said
+
+
+def test_plain_random_numbers_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[Any] = []
+
+    class Recorded(Evaluations):
+        def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
+            needed.extend(cast(Any, each.compute).args[0]["x"] for each in wanted if not each.after)
+            return super().__call__(wanted)
+
+    monkeypatch.setattr(evaluation, "Evaluations", Recorded)
+    run_alike(model(), model(), math.inf)
+    assert len(needed) == len(SEEDS)
+    plain = [bool((x != np.round(x)).any()) and float(np.median(np.abs(x))) < 3 for x in needed]
+    assert plain.count(True) == 1
 
 
 def test_inputs_without_time_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,20 @@ def test_a_call_keeps_outputs_without_a_name() -> None:
     assert before.tolist() == after.tolist() == [1, 0, 0, 4]
 
 
+def test_a_function_uses_a_result_that_its_call_omits() -> None:
+    """onnx_ir gives the function's own value the empty name of the call's result."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21, "own" : 1]>
+    agraph (float[4] x) => (float[4] y) { omitted_0 = Neg (x)  "", y = own.both (omitted_0) }
+    <domain: "own", opset_import: ["" : 21]>
+    both (a) => (p, q) { p = Relu (a)  q = Add (p, p) }
+    """
+    read = without_functions(from_memory(parser.parse_model(text)))
+    assert [node.op for node in read.nodes()] == ["input", "neg", "relu", "add"]
+    before, after = both(text, {"x": np.array([-1, 2, 3, -4], np.float32)})
+    assert before.tolist() == after.tolist() == [2, 0, 0, 8]
+
+
 def test_the_result_of_a_function_keeps_its_metadata() -> None:
     """A call whose function is inlined gives an output of the model."""
     text = """
