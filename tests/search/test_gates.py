@@ -72,7 +72,7 @@ def loop_in(read: Model) -> tuple[Node, Node]:
 
 
 def followed(before: Model, new: Node, obligations: Sequence[RewriteStep]) -> Any:
-    """What the strict checker says of a loop in the place of another one."""
+    """The verdict of the strict checker on a loop in the place of another one."""
     node, _ = loop_in(before)
     after = before.with_graph(substitute(before.graph.outputs, {node: new}))
     return checked(before, after, [RewriteStep((BODIES,), (node,), (new,), obligations=tuple(obligations))])
