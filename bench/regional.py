@@ -31,8 +31,9 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.devices.machine import cores  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import CheckCase, compare  # noqa: E402
+from taso_mirage.measure.compared import ClaimedModel  # noqa: E402
 from taso_mirage.measure.reference import FloatReference  # noqa: E402
-from taso_mirage.measure.regional import ClaimedModel, RegionalCheck  # noqa: E402
+from taso_mirage.measure.regional import RegionalCheck  # noqa: E402
 from taso_mirage.measure.session import open_in_child  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.measure.whole import cases_by_runs  # noqa: E402

@@ -63,6 +63,11 @@ class FloatReference:
         self.rng = None if seed is None else np.random.default_rng(seed)
         self.meaning: Meaning[Any] = EXACT
 
+    @property
+    def asks_the_runtime(self) -> bool:
+        """Whether the runtime computes some terms, in models that are made for them."""
+        return bool(self.decisions.terms) or any(n.op == "opaque" for n in topological(self.outputs))
+
     @spent(Purpose.REFERENCES)
     def __call__(self, inputs: Arrays, step: Callable[[], None] = lambda: None) -> list[Any]:
         def after(node: Node, value: Any) -> Any:

@@ -11,32 +11,32 @@ one that was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import cache, partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from taso_mirage.devices.machine import cores
 from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.dims import learn
-from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import Graph, Node, topological
-from taso_mirage.measure.beside import beside_case, scaled_case
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.measure.beside import scaled_case
 from taso_mirage.measure.bulk import evaluation_seconds
-from taso_mirage.measure.check import CheckCase, Difference, case_on, compare, plausible
+from taso_mirage.measure.check import CheckCase, Difference
+from taso_mirage.measure.compared import ClaimedModel, EvaluatedCut, SidesCompared
 from taso_mirage.measure.cuts import Sides, fewer_rows, fixed_sides
+from taso_mirage.measure.early import EarlyValues
 from taso_mirage.measure.evaluation import WRONG
-from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.joint import Ran, opens_slowly, run_together
 from taso_mirage.measure.magnitudes import rounds, uniform_number
-from taso_mirage.measure.patches import Claims, Patch, patches
-from taso_mirage.measure.perturbation import Perturbed
-from taso_mirage.measure.reference import FloatReference
-from taso_mirage.measure.session import Session, open_in_child, open_part
+from taso_mirage.measure.patches import Patch, patches
+from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import Target
-from taso_mirage.onnx_io.build import excerpt, observing
+from taso_mirage.onnx_io.build import observing
 from taso_mirage.operators.work import size, sized
 
 DEAR = 20.0
@@ -47,24 +47,15 @@ GIVEN = 1 << 30
 """Bytes of values that one run of the original gives."""
 OTHERS = 1 << 27
 """Bytes of the values of all those of equal patches that are compared beside one of them."""
+HELD = 1 << 31
+"""Bytes of the float64 evaluations of patches that are computed at once, or kept for their
+comparison."""
 _Place: TypeAlias = tuple[Target, tuple[Node, ...], tuple[Node, ...]]
 _Run: TypeAlias = tuple[tuple[Node, ...], int, tuple[Node, ...]]
 """The terms of the original that a patch stands for, the input set, and the optimized terms at the
 sizes that ran."""
 NO_TIME = "there was no time"
 FULL = " at full size"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedModel:
-    """An optimized model with the claims that its rewrites make, and the terms that its new weights
-    were computed from; `computed` has the weights on the way there, which neither model has."""
-
-    model: Model
-    target: Target
-    claims: Claims
-    made: Mapping[Node, Node]
-    computed: Mapping[str, Weight] = field(default_factory=dict)
 
 
 class RegionalCheck:
@@ -95,6 +86,8 @@ class RegionalCheck:
         as near."""
         self.few: dict[_Run, tuple[CheckCase, Sides] | None] = {}
         """The cut of a patch on the values of a run, where it was looked for ahead."""
+        self.early = EarlyValues[tuple[Any, ...], CheckCase](0, 0, self._step)
+        """Float64 evaluations of patches and of their first cuts, in threads."""
         self.ran: dict[_Run, Ran] = {}
         """Runs of patches that were in one session with others, at full size and cut."""
         self.others = 0
@@ -119,7 +112,7 @@ class RegionalCheck:
         self._observe(failed, optimized.target)
         sides = [self._sides(patch, run) for patch in failed for run in range(len(self.cases))]
         self.values.clear()
-        compared = _Compared(self.model, optimized, self._step, self.share)
+        compared = SidesCompared(self.model, optimized, self._step, self.share)
         return all(each.seconds() <= DEAR and compared.equal_in_float64(each) for each in sides)
 
     def _kinds(self, optimized: ClaimedModel) -> list[dict[_Place, Patch]]:
@@ -142,11 +135,12 @@ class RegionalCheck:
             self._step()
             now, wanted = self._fitting(wanted, optimized)
             self._observe([patch for each in now for patch in each], optimized.target)
-            if opens_slowly(optimized.target):
-                self._run_ahead(now, optimized)
-            for first, *others in now:
-                self._step()
-                self._look(first, others, optimized)
+            with closing(EarlyValues(max(cores() // 2, 1), HELD, self._step)) as self.early:
+                if opens_slowly(optimized.target):
+                    self._run_ahead(now, optimized)
+                for first, *others in now:
+                    self._step()
+                    self._look(first, others, optimized)
             self.few.clear()
             self.ran.clear()
             if wanted or not self.keeps:
@@ -154,23 +148,46 @@ class RegionalCheck:
 
     def _run_ahead(self, now: Sequence[Sequence[Patch]], optimized: ClaimedModel) -> None:
         """Run all patches at full size in few sessions, and then the cuts of the first of each
-        kind."""
-        compared, last = _Compared(self.model, optimized, self._step, self.share), len(self.cases) - 1
+        kind. Meanwhile threads evaluate cuts, and then patches without a cut, in float64."""
+        compared, last = SidesCompared(self.model, optimized, self._step, self.share), len(self.cases) - 1
         firsts = [(first, run) for first, *_ in now for run in range(len(self.cases))]
         wholes = [*firsts, *((patch, last) for _, *others in now for patch in others)]
+        tried = [(patch.terms, run, *self._begun(patch, run, compared)) for patch, run in firsts]
+        for terms, run, whole, few in tried:
+            with suppress(*WRONG):
+                if few is None and whole.seconds() <= DEAR:
+                    self._add((terms, run, whole.after), compared, self.cases[run].name, whole)
         self._keep_runs([(patch.terms, run, self._sides(patch, run)) for patch, run in wholes], compared)
         cuts: list[tuple[tuple[Node, ...], int, Sides]] = []
-        for patch, run in firsts:
+        for terms, run, whole, few in tried:
             if self.late():
                 break
-            whole = self._sides(patch, run)
             with suppress(*WRONG):
-                found = compared.few_rows(self.cases[run].name, whole) if whole.pays() else None
-                self.few[patch.terms, run, whole.after] = found
-                cuts += [] if found is None else [(patch.terms, run, found[1])]
+                found = self.few[terms, run, whole.after] = compared.few_rows(few or ())
+                cuts += [] if found is None else [(terms, run, found[1])]
         self._keep_runs(cuts, compared)
 
-    def _keep_runs(self, places: Sequence[tuple[tuple[Node, ...], int, Sides]], compared: _Compared) -> None:
+    def _begun(self, patch: Patch, run: int, compared: SidesCompared) -> tuple[Sides, Iterator[EvaluatedCut] | None]:
+        """A patch on the values of a run, and its cuts, of which a thread evaluates the first; None
+        if there is none."""
+        whole, name = self._sides(patch, run), self.cases[run].name
+        cuts = self._cuts(compared, name, whole)
+        first: EvaluatedCut | None = None
+        with suppress(*WRONG):
+            if (first := next(cuts, None)) is not None:
+                key = patch.terms, run, first[0].after, "cut"
+                if self._add(key, compared, name, first[0]):
+                    first = first[0], partial(self.early.take, key)
+        return whole, None if first is None else chain([first], cuts)
+
+    def _add(self, key: tuple[Any, ...], compared: SidesCompared, name: str, sides: Sides) -> bool:
+        """Let a thread evaluate a patch in float64, if one can."""
+        compute, held = compared.evaluation(name, sides)
+        if held is not None:
+            self.early.add(key, compute, held)
+        return held is not None
+
+    def _keep_runs(self, places: Sequence[tuple[tuple[Node, ...], int, Sides]], compared: SidesCompared) -> None:
         ran = run_together([sides for *_, sides in places], compared.opened)
         kept = {(t, run, s.after): each for (t, run, s), each in zip(places, ran, strict=True) if each is not None}
         self.ran |= kept
@@ -188,7 +205,7 @@ class RegionalCheck:
             if self._record(patch, optimized) is None:
                 return
 
-    def _further(self, others: Sequence[Patch], compared: _Compared) -> list[Patch]:
+    def _further(self, others: Sequence[Patch], compared: SidesCompared) -> list[Patch]:
         """The patches that are further from the original's run than an equal one that passed: a
         rewrite may be right for its weights (an identity, say) and wrong for theirs.
         """
@@ -205,11 +222,11 @@ class RegionalCheck:
             return list(others)
         return [patch for patch, passed in zip(others, near, strict=True) if not passed]
 
-    def _record(self, patch: Patch, optimized: ClaimedModel) -> _Compared | None:
+    def _record(self, patch: Patch, optimized: ClaimedModel) -> SidesCompared | None:
         """Collect the results of a patch. If the time ends early, only failed results are kept.
         None if nothing was compared."""
         given: list[Difference] = []
-        compared, place = _Compared(self.model, optimized, self._step, self.share), _place(patch, optimized)
+        compared, place = SidesCompared(self.model, optimized, self._step, self.share), _place(patch, optimized)
         try:
             given += self._compared(patch, compared)
         except OutOfTime:
@@ -266,7 +283,7 @@ class RegionalCheck:
 
     # ------------------------------------------------------------ one patch
 
-    def _compared(self, patch: Patch, compared: _Compared) -> Iterator[Difference]:
+    def _compared(self, patch: Patch, compared: SidesCompared) -> Iterator[Difference]:
         try:
             for i in range(len(self.cases)):
                 yield from self._on(patch, compared, i)
@@ -275,7 +292,7 @@ class RegionalCheck:
         except WRONG as error:  # it is no model of its own
             self.alone[str(error)] = None
 
-    def _on(self, patch: Patch, compared: _Compared, run: int) -> Iterator[Difference]:
+    def _on(self, patch: Patch, compared: SidesCompared, run: int) -> Iterator[Difference]:
         """The differences of one patch on the values of one run: on a few rows, and then at full
         size against the run. If the patch is not independent along rows, or fails on a few (whose
         values may not be valid operands), it is compared on all rows."""
@@ -292,16 +309,31 @@ class RegionalCheck:
         if dear:
             yield from self._named(patch, compared.beside(compared.perturbed(name, whole), whole, ran), FULL)
         else:
-            yield from self._named(patch, compared.exactly(compared.case(name, whole), whole, ran))
+            yield from self._named(patch, compared.exactly(self._case(patch, compared, run, whole), whole, ran))
 
-    def _few_rows(self, patch: Patch, compared: _Compared, run: int, whole: Sides) -> tuple[CheckCase, Sides] | None:
+    def _few_rows(
+        self, patch: Patch, compared: SidesCompared, run: int, whole: Sides
+    ) -> tuple[CheckCase, Sides] | None:
         """The cut of a patch, which may have been found ahead."""
         place = patch.terms, run, whole.after
         if place not in self.few:
-            return compared.few_rows(self.cases[run].name, whole) if whole.pays() else None
+            return compared.few_rows(self._cuts(compared, self.cases[run].name, whole))
         found = self.few[place]
         compared.case_there = compared.case_there if found is None else found[0]
         return found
+
+    def _case(self, patch: Patch, compared: SidesCompared, run: int, whole: Sides) -> CheckCase:
+        """The float64 evaluation of all of a patch, which a thread may have."""
+        place = patch.terms, run, whole.after
+        if place not in self.early:
+            return compared.case(self.cases[run].name, whole)
+        compared.case_there = found = self.early.take(place)
+        return found
+
+    def _cuts(self, compared: SidesCompared, name: str, whole: Sides) -> Iterator[EvaluatedCut]:
+        """The smaller forms of a patch, with their evaluations, where that pays."""
+        for sides in fewer_rows(whole) if whole.pays() else ():
+            yield sides, partial(compared.case, name, sides)
 
     def _sides(self, patch: Patch, run: int) -> Sides:
         inputs = {leaf.attr("name"): self.values[old][run] for leaf, old in patch.values.items()}
@@ -322,94 +354,6 @@ class RegionalCheck:
     def _called(self, term: Node) -> str:
         outputs = dict(zip(self.model.graph.outputs, self.model.output_names, strict=True))
         return outputs.get(term) or self.model.names.get(term) or term.op
-
-
-class _Compared:
-    """A comparison of the two sides of a patch, each as a model of its own."""
-
-    def __init__(self, model: Model, optimized: ClaimedModel, step: Callable[[], None], share: float) -> None:
-        self.model, self.optimized, self.step, self.share = model, optimized, step, share
-        self.weights = {**model.weights, **optimized.model.weights}
-        self.sessions: dict[tuple[Node, ...], Session] = {}
-        self.excerpts: dict[tuple[bool, tuple[Node, ...], tuple[Node, ...]], Model] = {}
-        self.case_there: CheckCase | None = None
-        """The case of the last inputs."""
-
-    def few_rows(self, name: str, whole: Sides) -> tuple[CheckCase, Sides] | None:
-        """The smallest sizes at which the original's side gives in float64 the values of the run;
-        None where it does so at none."""
-        for sides in fewer_rows(whole):
-            try:
-                case = self.case(name, sides)
-            except OutOfTime:
-                raise
-            except WRONG:  # indices into the part that was cut
-                continue
-            if plausible(sides.found, case.reference):
-                return case, sides
-        return None
-
-    def case(self, name: str, sides: Sides) -> CheckCase:
-        """The check case of the original's side, with its float64 reference and its outputs as they
-        ran."""
-        before = self._excerpt(self.model, sides, sides.before)
-        reference = FloatReference(before)(sides.inputs, self.step)
-        self.case_there = case_on(name, before, sides.inputs, list(sides.found), reference)
-        return self.case_there
-
-    def exactly(self, case: CheckCase, sides: Sides, ran: Ran | None = None) -> list[Difference]:
-        """The differences of the optimized side from float64; `ran`: a run of it, if there is
-        one."""
-        before, after = self._excerpt(self.model, sides, sides.before), self._after(sides)
-        fine, finely = Fine.of(before), None
-        if fine is not None:
-            case = replace(case, fine=fine.opened(before, self.optimized.target).run(sides.inputs))
-            finely = fine.opened(after, self.optimized.target)
-        return compare(after, ran or self.opened(sides), [case], finely, self.share)
-
-    def equal_in_float64(self, sides: Sides) -> bool:
-        """Whether both sides are equal where neither rounds."""
-        after = self._after(sides)
-        evaluated = InFloat64(after, [self.case("in float64", sides)], self.step)
-        return all(each.passed for each in compare(after, evaluated, evaluated.cases))
-
-    def perturbed(self, name: str, whole: Sides) -> CheckCase:
-        """The case of the original's run, where roundings of its side are no fault."""
-        moved = Perturbed(self._excerpt(self.model, whole, whole.before), self.optimized.target)
-        resolution = cache(lambda: moved(whole.inputs, whole.found))
-        self.case_there = beside_case(name, whole, [0.0] * len(whole.found), resolution)
-        return self.case_there
-
-    def beside(self, case: CheckCase, whole: Sides, ran: Ran | None = None) -> list[Difference]:
-        """The differences of the optimized side from the original's run."""
-        after = self._after(whole)
-        return compare(after, ran or self.opened(whole), [case])
-
-    def together(self, case: CheckCase, places: Sequence[Sides], ran: Sequence[Ran | None] = ()) -> list[bool]:
-        """Whether each of equal sides is as close to the original's run as `case`, relative to the
-        size of its numbers; many sides run in one session, unless `ran` has their runs."""
-        ran = ran if ran and None not in ran else run_together(places, self.opened)
-        near = list[bool]()
-        for sides, each in zip(places, ran, strict=True):
-            self.step()
-            near.append(all(d.passed for d in self.beside(scaled_case(case, sides), sides, each)))
-        return near
-
-    def opened(self, sides: Sides) -> Session:
-        """A session on the optimized side."""
-        if sides.after not in self.sessions:
-            self.sessions[sides.after] = open_part(self._after(sides), self.optimized.target)
-        return self.sessions[sides.after]
-
-    def _after(self, sides: Sides) -> Model:
-        return self._excerpt(self.optimized.model, sides, sides.after)
-
-    def _excerpt(self, model: Model, sides: Sides, terms: tuple[Node, ...]) -> Model:
-        inputs = tuple(n for n in sides.leaves if n.op == "input")
-        key = model is self.model, inputs, terms
-        if key not in self.excerpts:
-            self.excerpts[key] = excerpt(model, Graph(inputs, terms), self.weights)
-        return self.excerpts[key]
 
 
 def _place(patch: Patch, optimized: ClaimedModel) -> _Place:

@@ -16,10 +16,11 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import FINE_CASE, UNEXPLAINED, CheckCase, Difference, compare, first_bad
+from taso_mirage.measure.compared import ClaimedModel
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.in_float64 import InFloat64
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
+from taso_mirage.measure.regional import RegionalCheck
 from taso_mirage.measure.rounding import LetThrough, OutputRounding, furthest, output_rounding
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target, lower_levels

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.certificates.format import CERTIFICATE_FORMAT, CHECK, PROOF, texts
-from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, with_args
 from taso_mirage.onnx_io.content_terms import Opened, opened
 from taso_mirage.onnx_io.written import read_as
-from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
+from taso_mirage.prove.rules.cases import Instance, cut_free, dims_of_letters, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.report.changes import ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
 from taso_mirage.report.result import Result
@@ -256,39 +255,10 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
     found["proof"] = "bounded" if verdict.covers is Coverage.HERE else PROOF
     if verdict.case.instance != instance:
         case_lhs, case_rhs = texts(verdict.case.instance)
-        sizes = sizes_of(verdict.case.instance, instance)
+        sizes = dims_of_letters(verdict.case.instance, instance)
         if resized_instance(verdict.case.instance, sizes) == instance:
             found["case"] = {"lhs": case_lhs, "rhs": case_rhs, "sizes": {k: str(v) for k, v in sizes.items()}}
     return found
-
-
-def sizes_of(case: Instance, instance: Instance) -> dict[str, Dim]:
-    """The dims of an instance that the letters of its case represent."""
-    found: dict[str, Dim] = {}
-    here = {n.attr("name"): n for n in instance.leaves}
-    for leaf in case.leaves:
-        for letter, dim in zip(leaf.shape, here[leaf.attr("name")].shape, strict=True):
-            _learn(letter, dim, found)
-    there = zip(topological((*case.lhs, *case.rhs)), topological((*instance.lhs, *instance.rhs)), strict=False)
-    for node, actual in there:
-        for (_, value), (_, fixed) in zip(node.attrs, actual.attrs, strict=False):
-            for letter, dim in zip(_parts(value), _parts(fixed), strict=False):
-                _learn(letter, dim, found)
-    return found
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
-    """Solve for a letter, or for a multiple of one after the others in the dim are known."""
-    left = bind(letter, found) if isinstance(letter, Symbolic) and isinstance(dim, int | Symbolic) else 0
-    if isinstance(left, Symbolic) and len(left.terms) == 1:
-        monomial, count = left.terms[0]
-        unknown = [(atom, power) for atom, power in monomial if isinstance(atom, str) and power == 1]
-        if len(unknown) == len(monomial) == 1:
-            found.setdefault(str(unknown[0][0]), dim // count)
 
 
 def _cut(region: ChangedRegion, leaves: frozenset[Node]) -> dict[Node, Node]:

@@ -3,7 +3,8 @@ whole model switched off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ from deep_mutants import Sizes, Transformer, but_rows, mutants, planted, right_o
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.measure import cuts, regional
+from taso_mirage.measure import compared, cuts, regional
 from taso_mirage.measure.bulk import evaluation_seconds
 from taso_mirage.measure.check import Difference, compare
+from taso_mirage.measure.compared import ClaimedModel
+from taso_mirage.measure.cuts import Sides
+from taso_mirage.measure.joint import Ran
 from taso_mirage.measure.patches import patches
 from taso_mirage.measure.perturbation import Perturbed
 from taso_mirage.measure.reference import FloatReference
-from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
-from taso_mirage.measure.session import open_in_child
+from taso_mirage.measure.regional import RegionalCheck
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
 from taso_mirage.onnx_io import from_ir, to_ir
@@ -103,8 +107,8 @@ def test_regions_run_in_few_sessions_where_one_takes_long_to_open(
     pairs = [RIGHT[name](checked.made, i, checked.made.layers[i]) for i in layers for name in list(RIGHT)[:6]]
     steps = [RewriteStep(("planted",), (old,), (new,)) for old, new in pairs]
     model = checked.made.model.with_graph(replay(outputs, steps), checked.made.weights)
-    opened, given = list[Model](), regional.open_part
-    monkeypatch.setattr(regional, "open_part", lambda model, target: (opened.append(model), given(model, target))[1])
+    opened, given = list[Model](), compared.open_part
+    monkeypatch.setattr(compared, "open_part", lambda model, target: (opened.append(model), given(model, target))[1])
     counts, found = list[int](), list[list[Difference]]()
     for joint in (True, False):
         opened.clear()
@@ -122,6 +126,26 @@ def test_regions_run_in_few_sessions_where_one_takes_long_to_open(
     alone = check.differences(ClaimedModel(model, CPU, claimed(outputs, steps), {}))
     assert [d.error for d in alone] == [d.error for d in found[1]]
     assert len(opened) > 2
+
+
+def test_float64_is_evaluated_while_patches_run(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, here = threading.Event(), threading.get_ident()
+    evaluate, run_together = FloatReference.__call__, regional.run_together
+
+    def noted(self: FloatReference, *args: object) -> object:
+        if threading.get_ident() != here:
+            begun.set()
+        return evaluate(self, *args)  # type: ignore[arg-type]
+
+    def waiting(places: Sequence[Sides], opened: Callable[[Sides], Session]) -> list[Ran | None]:
+        assert begun.wait(60)
+        return run_together(places, opened)
+
+    monkeypatch.setattr(FloatReference, "__call__", noted)
+    monkeypatch.setattr(regional, "run_together", waiting)
+    found = checked.regional(RIGHT["scale in the queries"], 2)
+    assert found
+    assert all(each.passed for each in found)
 
 
 def test_the_cheapest_regions_come_first(checked: Checked) -> None:

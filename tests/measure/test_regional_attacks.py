@@ -14,7 +14,9 @@ from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.measure import regional
 from taso_mirage.measure.check import CheckCase
-from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
+from taso_mirage.measure.compared import ClaimedModel
+from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.regional import RegionalCheck
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs
@@ -119,13 +121,13 @@ def test_a_layer_vouches_for_no_other_weights(special: Callable[[Transformer], C
 def test_equal_layers_have_one_float64_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other layers are near the original's values, each with its own weights."""
     made, evaluated = Transformer(SIZES), list[int]()
-    given = regional._Compared.case
+    given = FloatReference.__call__
 
-    def counted(self: object, name: str, sides: object) -> CheckCase:
+    def counted(self: FloatReference, *args: object) -> object:
         evaluated.append(1)
-        return given(self, name, sides)  # type: ignore[arg-type]
+        return given(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(regional._Compared, "case", counted)
+    monkeypatch.setattr(FloatReference, "__call__", counted)
     check = RegionalCheck(made.model, cases_of(made)[:1])
     found = check.differences(at_layers(made, right_ones()["scale in a weight"], [2, 1, 0]))
     assert found

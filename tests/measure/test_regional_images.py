@@ -9,8 +9,9 @@ import pytest
 from deep_convolutions import Convolutional, ImageSizes, image_mutants
 from deep_mutants import planted
 
+from taso_mirage.measure.compared import ClaimedModel
 from taso_mirage.measure.reference import FloatReference
-from taso_mirage.measure.regional import ClaimedModel, RegionalCheck
+from taso_mirage.measure.regional import RegionalCheck
 from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.measure.whole import cases_by_runs

@@ -17,8 +17,9 @@ from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.check import CheckCase, Difference, compare
+from taso_mirage.measure.compared import ClaimedModel
 from taso_mirage.measure.fine import Fine
-from taso_mirage.measure.regional import NO_TIME, ClaimedModel, RegionalCheck
+from taso_mirage.measure.regional import NO_TIME, RegionalCheck
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.whole import BY_RUNS

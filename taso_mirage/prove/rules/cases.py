@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
@@ -125,6 +126,35 @@ def resized_instance(instance: Instance, sizes: Mapping[str, Dim]) -> Instance:
     """The instance with other dims for its letters. Raises the errors of typing."""
     both = rebound((*instance.lhs, *instance.rhs), lambda dim: bind(dim, sizes))
     return Instance(both[: len(instance.lhs)], both[len(instance.lhs) :])
+
+
+def dims_of_letters(case: Instance, instance: Instance) -> dict[str, Dim]:
+    """The dims of an instance that the letters of its case represent."""
+    found: dict[str, Dim] = {}
+    here = {n.attr("name"): n for n in instance.leaves}
+    for leaf in case.leaves:
+        for letter, dim in zip(leaf.shape, here[leaf.attr("name")].shape, strict=True):
+            _learn(letter, dim, found)
+    there = zip(topological((*case.lhs, *case.rhs)), topological((*instance.lhs, *instance.rhs)), strict=False)
+    for node, actual in there:
+        for (_, value), (_, fixed) in zip(node.attrs, actual.attrs, strict=False):
+            for letter, dim in zip(_parts(value), _parts(fixed), strict=False):
+                _learn(letter, dim, found)
+    return found
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
+    """Solve for a letter, or for a multiple of one after the others in the dim are known."""
+    left = bind(letter, found) if isinstance(letter, Symbolic) and isinstance(dim, int | Symbolic) else 0
+    if isinstance(left, Symbolic) and len(left.terms) == 1:
+        monomial, count = left.terms[0]
+        unknown = [(atom, power) for atom, power in monomial if isinstance(atom, str) and power == 1]
+        if len(unknown) == len(monomial) == 1:
+            found.setdefault(str(unknown[0][0]), dim // count)
 
 
 def _dims(node: Node) -> Iterable[Dim]:

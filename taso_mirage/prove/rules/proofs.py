@@ -31,6 +31,7 @@ from taso_mirage.prove.rules.cases import (
     resized_instance,
     unranked,
 )
+from taso_mirage.prove.rules.contained import ProvedCases
 from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
 from taso_mirage.rewriting.derived_traits import divisors
 from taso_mirage.rewriting.index import Application
@@ -95,12 +96,30 @@ class Proofs:
         the work of them."""
         self._kept = _Kept(path)
         self._verdicts: dict[Instance, CaseVerdict] = {}
+        self._cases = ProvedCases()
+        self._contained: set[Instance] = set()
 
     def __call__(self, application: Application) -> bool:
         if application.equation.evidence not in PROVED_WHERE_APPLIED:
             return True
         dropped = (application.found.operands[x] for x in application.equation.dropped)
-        return all(map(_is_finite, dropped)) and not _divides_by_zero(application) and bool(self.of(application))
+        return all(map(_is_finite, dropped)) and not _divides_by_zero(application) and self._holds(application)
+
+    def _holds(self, application: Application) -> bool:
+        """Whether an application is proved: the verdict of `of`, without the search for its own
+        case where a proved one contains it."""
+        instance = instance_of(application)
+        if instance not in self._verdicts and (instance in self._contained or self._contain(instance)):
+            self._contained.add(instance)
+            return True
+        return bool(self.of(application))
+
+    def _contain(self, instance: Instance) -> bool:
+        """Whether proved cases contain an instance, also where a size that only the run fixes is
+        0."""
+        if not self._cases.contain(instance):
+            return False
+        return all(e is not None and (self._cases.contain(e) or self.of_sizes(e)) for e in emptied(instance))
 
     def of(self, application: Application) -> CaseVerdict:
         """The verdict on one application; constants are read only where it needs their values."""
@@ -131,6 +150,7 @@ class Proofs:
         for case in cases_of(instance) if small else ():
             last = case
             if self._proved(case):
+                self._cases.add(case.instance)
                 return CaseVerdict(case, Coverage.EVERY)
         here = as_it_is(instance)
         fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
