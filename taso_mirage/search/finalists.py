@@ -22,8 +22,8 @@ PLAIN = (str, int, float, tuple)
 
 
 def finalists_of(first: _State, prices: Mapping[_State, float], alpha: float) -> list[_State]:
-    """Return `first` and the cheapest of the other states that cost less than `alpha` times as much,
-    the best first.
+    """Return `first` and the cheapest of the other states that cost less than `alpha` times as
+    much, the best first.
 
     Among states of equal cost (SAME_COST) the one with the fewest terms, and then the one most
     similar to `first`, is best, independent of noise. States that differ only in the order of
