@@ -22,6 +22,7 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.duplicate_weights import duplicate_weights
 from taso_mirage.search.loops.behind import LighterLoop, results_of, without_outputs
 from taso_mirage.search.loops.chain_loops import rerolled_chains
+from taso_mirage.search.loops.gates import JOINING
 from taso_mirage.search.loops.hoisting import hoisted_loop
 from taso_mirage.search.loops.inductions import INDUCTION, is_equal, loop_in, over_definition
 from taso_mirage.search.loops.layers import layer_of
@@ -31,6 +32,7 @@ from taso_mirage.search.loops.taps import with_convolutions
 from taso_mirage.search.steps import BODIES, RewriteStep
 
 HOISTED = "terms that its states do not change are computed for all steps at once"
+JOINED = "the products of its gates are one product"
 BEHIND = "terms that its states do not read are computed for all steps at once, behind it"
 CLOSED = "the values of its states in all steps are terms of its sequences"
 REROLLED = "the terms of a sum that differ in their weights alone are computed together"
@@ -165,19 +167,23 @@ def with_chains(result: Result) -> Result | None:
 
 
 def with_loops(result: Result) -> Result | None:
-    """The result with loops, which may have kernels, in the place of operators over sequences; None
-    where it has no such operator. Nothing is known about the time of its model."""
+    """The result with loops, which may have kernels, in the place of operators over sequences, and
+    with less in the steps of others; None where it has no such operator, or no such loop. Nothing
+    is known about the time of its model."""
     steps, proofs = list[RewriteStep](), Proofs(None)
     outputs, table = result.model.graph.outputs, dict[Node, Node]()
     for node in result.model.nodes():
-        if not traits(node).stays:
+        operator = traits(node).stays
+        if not operator and not (result.target.on_cores and traits(node).lowering is Lowering.STEPS):
             continue
         (current,) = substitute((node,), table)
-        loop = loop_in(current)
+        loop = loop_in(current) if operator else current
         lighter = hoisted_loop(loop, proofs)
+        if lighter is None and not operator:
+            continue
         inner = loop if lighter is None else lighter.term
         olds = results_of(current)
-        news = tuple(over_definition(current, each) for each in olds)
+        news = tuple(over_definition(current, each) for each in olds) if operator else olds
         news = substitute(news, dict(zip(results_of(loop), results_of(inner), strict=True)))
         table |= zip(results_of(node), news, strict=True)
         outputs = substitute(outputs, dict(zip(olds, news, strict=True)))
@@ -239,8 +245,10 @@ def _with_less(start: LighterLoop, loop: Node, problem: Problem, portable: bool,
         said = f"its step is that of the operator {get(layer.operator.op).onnx}, which takes its place"
         made = LighterLoop(layer.operator, layer.results, (*before, *layer.obligations), ())
         yield _Rewritten(start.then(made), said)
-    said = f"{CLOSED}; {HOISTED}" if start.closed else HOISTED
     if lighter is not None:
+        kinds = {name for each in lighter.obligations for name in each.equations}
+        lines = [*([CLOSED] if start.closed else []), *([JOINED] if JOINING in kinds else [])]
+        said = "; ".join(lines if kinds == {JOINING} else [*lines, HOISTED])
         made = LighterLoop(lighter.term, results_of(lighter.term), lighter.obligations, ())
         yield _Rewritten(start.then(made), said)
     elif start.behind:

@@ -154,7 +154,8 @@ def fuse(job: Job, result: Result, original: Session, ahead: KernelsAhead | None
             once, busy = large(job), config.target.serial is not None and observed_load().busy
             loads = BY_CPU_TIME if once and busy else 1
             ours = job.progress, job.stop, known, trial_seconds(job, loads)
-            loops = with_chains(result) if job.chains else with_loops(result)
+            chains = with_chains(result) if job.chains else None
+            loops = with_loops(chains or result) or chains
             if loops is None:
                 return fused(result, asked, config.kernels, *ours, backend, once, job.searchers, ahead)
             half = replace(asked, budget=asked.budget / 2)

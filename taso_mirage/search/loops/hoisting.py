@@ -23,6 +23,7 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.cases import cut_free
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.derived_traits import multiplies, selects
+from taso_mirage.search.loops.gates import with_joint_products
 from taso_mirage.search.steps import RewriteStep
 
 HOISTING = "hoisting out of a loop"
@@ -40,12 +41,14 @@ class HoistedLoop:
 
 
 def hoisted_loop(loop: Node, proofs: Proofs) -> HoistedLoop | None:
-    """The loop without the terms that its states do not change; None where there are none that
-    compute anything, or none that are proved to be the same."""
-    made = _Hoisting(loop, proofs)
+    """The loop without the terms that its states do not change, and with one product for all gates
+    of a cell; None where there are none that compute anything, or none that are proved to be the
+    same."""
+    start, joined = with_joint_products(loop, proofs)
+    made = _Hoisting(start, proofs)
     made.run()
-    new = made.loop()
-    return None if new is None else HoistedLoop(new, tuple(made.obligations))
+    new = made.loop() or start
+    return None if new is loop else HoistedLoop(new, (*joined, *made.obligations))
 
 
 def whole_of(loop: Node, proofs: Proofs) -> tuple[Node, list[RewriteStep]] | None:
