@@ -41,7 +41,7 @@ class KnownValues:
             return []
         self.known = known
         anew = self._read(known)
-        return [(term, anew[value]) for value, term in terms.items()]
+        return [(term, anew[value]) for value, term in terms.items() if value in anew]  # else nothing needs it
 
     def _read(self, known: Mapping[FileValue, Node]) -> dict[FileValue, Node]:
         """The opened terms of the values of the file that are tensors."""

@@ -28,6 +28,9 @@ MODELS = {
     "an axis": f"g (int64[1] n, float[3, 4, 4] x) => (float[K, L, M] y) {{ {VECTOR} \n y = ReduceSum(x, k) }}",
     "an end": f"g (int64[1] n, float[3, 4] x) => (float[K, 4] y) {{ {VECTOR} \n y = Slice(x, zero, k) }}",
     "a condition": f"g (int64 n, float[3] x) => (float[3] y) {{ {ZERO} \n c = Less(zero, k) \n y = If(c) {BRANCHES} }}",
+    "a value of the other branch": f"""g (int64 n, float[3] x) => (float[3] y) {{ {ZERO} \n c = Less(zero, k)
+        e = Exp(x) \n y = If(c) <then_branch = t () => (float[3] p) {{ p = Relu(x) }},
+            else_branch = f () => (float[3] q) {{ q = Neg(e) }}> }}""",
     "a trip count": f"g (int64 n, float[3] x) => (float[3] y, float[K, 3] z) {{ {ZERO} \n y, z = Loop(k, , x) {BODY} }}",
     "in a branch": f"""g (int64 n, bool c, float[3] x) => (float[3] y) {{ {ZERO}
         y = If(c) <then_branch = t () => (float[3] p) {{ p, r = Loop(k, , x) {BODY} }},
