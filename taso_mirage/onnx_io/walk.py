@@ -91,10 +91,10 @@ def defined_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def dead_nodes(graph: ir.Graph, without: Iterable[ir.Graph] = ()) -> set[ir.Node]:
-    """The nodes of a graph and of the bodies below it whose results only such nodes use, and all
-    nodes of the bodies in `without`."""
+    """The nodes of a graph whose results only such nodes use, all nodes of their bodies, and those
+    of the bodies in `without`. Other bodies capture all that is used in them."""
     dead = {node for body in without for node in body.all_nodes()}
-    for node in reversed([*graph.all_nodes()]):  # readers before what they read, bodies before their node
+    for node in reversed([*graph]):  # readers before what they read
         if not any(o.is_graph_output() or any(use.node not in dead for use in o.uses()) for o in node.outputs):
             dead.add(node)
             dead.update(inner for body in bodies(node) for inner in body.all_nodes())

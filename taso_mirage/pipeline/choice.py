@@ -38,8 +38,8 @@ from taso_mirage.pipeline.shares import (
 )
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF
+from taso_mirage.search.finalists import SAME_COST
 from taso_mirage.search.rewriter import ModelCandidate
-from taso_mirage.search.search import SAME_COST
 from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 from taso_mirage.system.wording import option

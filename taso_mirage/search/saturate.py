@@ -19,8 +19,9 @@ from taso_mirage.search.bounds import Option
 from taso_mirage.search.cost import Cost
 from taso_mirage.search.egraph import EGraph, ENode
 from taso_mirage.search.extract import ChosenOptions, Extraction, extract
+from taso_mirage.search.finalists import finalists_of
 from taso_mirage.search.passes import Context, new_terms, simplify
-from taso_mirage.search.search import BestState, Budget, SearchState, StateRewrite, finalists_of, search_part
+from taso_mirage.search.search import BestState, Budget, SearchState, StateRewrite, search_part
 from taso_mirage.verdicts import Failure
 
 SATURATED = "saturated"
@@ -100,7 +101,7 @@ def saturated(
             prices[smaller] = cost(smaller)
             why = growth.graph.explain(zip(graph.outputs, outputs, strict=True))
             names[smaller] = (*why, *(e for s in steps for e in s.equations))
-    states = finalists_of(graph.outputs, prices, budget)
+    states = finalists_of(graph.outputs, prices, budget.alpha)
     finalists = tuple([(prices[s], () if s == graph.outputs else (StateRewrite(names[s], s),)) for s in states])
     after, path = finalists[0]
     done = Saturation(

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import islice
 from typing import Protocol
 
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
@@ -18,7 +17,7 @@ from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.library import LIBRARY
 from taso_mirage.search.cost import Cost
-from taso_mirage.search.orders import up_to_order
+from taso_mirage.search.finalists import finalists_of
 from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.steps import RewriteStep
@@ -27,8 +26,6 @@ from taso_mirage.system.schedule import Schedule, ScheduledWork
 SearchState = tuple[Node, ...]
 Choose = Callable[[list[SearchState]], int]
 """The choice of the fastest of several equal graphs; the first is predicted to be the fastest."""
-PLAIN = (str, int, float, tuple)
-"""Types of attribute values that a text distinguishes."""
 SEARCHING = 0.8
 """The share of the time of a pass over the model for searching its parts; the rest is for measuring
 the states found."""
@@ -38,8 +35,6 @@ second one, which cuts it elsewhere."""
 TERM = 0.02
 """The expected seconds of a search for each term of its part; earlier searches correct this
 estimate."""
-FINALISTS = 4
-"""The number of cheapest states of a part that are measured together with the unchanged part."""
 FULL, LEAST = 1 / 4, 8
 """The cost, relative to the most expensive part in all its places, from which a part has the whole
 patience, and the smallest number of states of a cheaper part.
@@ -49,9 +44,6 @@ A cheaper part, such as the border of equal layers, has a share of the patience.
 DECISIVE = 1 / 8
 """The cost, relative to the most expensive part in all its places, from which a measurement decides
 between the cheapest states of a part."""
-SAME_COST = 1.02
-"""The relative difference below which predicted costs are equal, because measured operators vary as
-much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +305,7 @@ def search_part(
             if budget.left() <= 0 or (whole and whole.stop):
                 break
     ended = _limit(budget, whole, popped, popped - improved, tried) or "nothing left to try"
-    finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
+    finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget.alpha)])
     after, path = finalists[0]
     return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
@@ -329,35 +321,6 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int, tried: 
     if tried >= budget.matches:
         return "number of matches"
     return "no recent improvement" if idle > budget.patience else ""
-
-
-def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
-    """Return `first` and the cheapest of the other states that are worth a measurement, the best
-    first.
-
-    Among states of equal cost (SAME_COST) the one with the fewest terms, and then the one most
-    similar to `first`, is best, independent of noise. States that differ only in the order of
-    operands occur once.
-    """
-    worth = [s for s in prices if prices[s] < budget.alpha * prices[first]] or [first]
-    least = min(map(prices.__getitem__, worth))
-    equal = sorted((s for s in worth if prices[s] <= SAME_COST * least), key=partial(changed, first=first))
-    others = sorted((s for s in worth if prices[s] > SAME_COST * least), key=prices.__getitem__)
-    found = list(islice(up_to_order([*equal, *others]), FINALISTS))
-    return found if first in found else [*found, first]
-
-
-def changed(state: SearchState, first: SearchState) -> tuple[int, int, int, str]:
-    """A sort key that depends on no measurement: the number of running terms of a state, the number
-    of them whose operator `first` lacks, the number of terms that `first` lacks, and a text that
-    identifies the state."""
-    order, before = topological(state), set(topological(first))
-    known, terms, numbers = {n.op for n in before}, work_terms(order), {node: i for i, node in enumerate(order)}
-    rows = [
-        (n.op, str(n.type), [numbers[a] for a in n.args], [str(v) for _, v in n.attrs if isinstance(v, PLAIN)])
-        for n in order
-    ]
-    return len(terms), sum(n.op not in known for n in terms), sum(n not in before for n in terms), str(rows)
 
 
 def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateRewrite]]) -> tuple[StateRewrite, ...]:

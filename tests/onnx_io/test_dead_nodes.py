@@ -51,3 +51,16 @@ def test_a_branch_that_is_not_taken_reads_nothing() -> None:
         """)
     )
     assert "opaque" not in {n.op for n in model.nodes()}
+
+
+def test_a_body_captures_what_its_dead_nodes_read() -> None:
+    model = read(
+        parse("""
+        g (bool c, float[4] x) => (float[4] y) {
+            a = Exp (x)
+            y = If (c) <then_branch = t () => (float[4] p) { b = Neg (a) \n p = Relu (x) },
+                else_branch = f () => (float[4] q) { q = Abs (x) }>
+        }
+        """)
+    )
+    assert {n.op for n in model.nodes()} == {"input", "exp", "opaque"}
