@@ -198,10 +198,13 @@ def generated(name: str, options: argparse.Namespace) -> None:
 def prefilled(module: Any, prompt: Any, empty: Mapping[str, Any]) -> dict[str, Any]:
     """The caches after a prompt."""
     kept, device = {k: v.clone() for k, v in empty.items()}, next(iter(empty.values())).device
+    import decoders
     import torch
 
     place = torch.arange(len(prompt), device=device)
+    decoders.gather_experts(module.module, False)
     found = module.module(input_ids=prompt[None].to(device), use_cache=True).past_key_values
+    decoders.gather_experts(module.module, True)
     pairs = [each for layer in found.layers for each in (layer.keys, layer.values)]
     for cache, new in zip(kept.values(), pairs, strict=True):
         cache.index_copy_(2, place, new)

@@ -24,9 +24,15 @@ def of(kind: str, options: Mapping[str, Any]) -> Any:
 
     made = getattr(transformers, kind)
     found = made(made.config_class(**options))
-    if getattr(found.config, "num_experts", None):
-        found.set_experts_implementation("batched_mm")
+    gather_experts(found, True)
     return found
+
+
+def gather_experts(model: Any, gathered: bool) -> None:
+    """Let layers of experts gather the weights for each token, or else go through the experts,
+    which many tokens need: gathered weights are as many as all tokens choose."""
+    if getattr(model.config, "num_experts", None):
+        model.set_experts_implementation("batched_mm" if gathered else "eager")
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:

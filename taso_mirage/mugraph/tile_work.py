@@ -21,7 +21,7 @@ TileSizes = Mapping[str, int]
 STORED = 4
 """Bytes of an element that one kernel stores for another: fp32. A weighted mean (`means.py`) takes
 half of that, which is not counted: how blocks are best was measured of fp32."""
-PIECE, WHOLE = 64, 3
+PIECE, WHOLE = 16, 3
 """The bytes of which a block of weights of a few bits must be a multiple, and the number of values
 as large: the bytes, the numbers, and these less a zero."""
 BYTES, TURNING = 0.5, 1.75

@@ -80,8 +80,9 @@ PRODUCTS = 2
 weights counts as so many: the search for two of them takes minutes, and both are bound by weights,
 so two kernels take no longer."""
 FEW = 16
-"""The largest number of elements of a fold that a region may have after a linear layer on a GPU:
-one block has all of them. An example is the sum over the experts of a token."""
+"""The largest number of elements of a fold that a region may have after a linear layer with packed
+or gathered weights on a GPU: one block has all of them. An example is the sum over the experts of a
+token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,14 +434,16 @@ class _Growing:
         """Whether no path has too many products, or a fold that waits for a linear layer."""
         products: dict[Node, int] = {}
         linear: dict[Node, bool] = {}
+        gathered: dict[Node, bool] = {}
         for node in members:
             kind = self.kinds[node]
             waits = any(linear.get(a, False) for a in node.args)
-            folds = kind is RegionKind.FOLD and (self.lanes == 1 or self.folded[node] > FEW)
+            unpacked = self.lanes > 1 and unpacks(node, kind)
+            gathered[node] = unpacked or any(gathered.get(a, False) for a in node.args)
+            folds = kind is RegionKind.FOLD and (not gathered[node] or self.folded[node] > FEW)
             if waits and (folds or kind is RegionKind.PRODUCT or node in self.caches):
                 return False
-            counted = PRODUCTS if self.lanes > 1 and unpacks(node, kind) else 1
             product = kind in (RegionKind.PRODUCT, RegionKind.LINEAR)
-            products[node] = max(products.get(a, 0) for a in node.args) + counted * product
+            products[node] = max(products.get(a, 0) for a in node.args) + product * (PRODUCTS if unpacked else 1)
             linear[node] = waits or kind is RegionKind.LINEAR
         return max(products.values()) <= PRODUCTS

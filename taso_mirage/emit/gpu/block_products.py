@@ -57,19 +57,33 @@ class BlockProduct:
         return x
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """The number of groups, and of blocks in each."""
-        d = int(self.numbers.shape[1])
-        group = math.gcd(d, COLUMNS)
-        return d // group, group
+    def parts(self) -> int:
+        """The number of blocks of a line: 1 where a block has whole lines."""
+        return max(LANE_WORDS * 32 // self.bits // int(self.numbers.shape[2]), 1)
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """The number of groups, and of lines (or blocks of whole lines) in each."""
+        lines = int(self.numbers.shape[1]) // self.parts
+        group = math.gcd(lines, COLUMNS // self.parts)
+        return lines // group, group
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tile has whole columns for the tensor cores and whole lines, and groups."""
+        columns, blocks, each = map(int, self.numbers.shape)
+        line = LANE_WORDS * 32 // self.bits
+        even = each % line == 0 or (line % each == 0 and PIECES % self.parts == 0 and blocks % self.parts == 0)
+        return columns % COLUMNS == 0 and even and self.lines[1] * self.parts > 1
 
     @property
     def digits(self) -> tuple[int, ...]:
-        """A block's numbers: runs of words, pieces, words, then numbers of a word: which half of a
-        pair, and pairs, in powers of two."""
+        """The numbers of a line, or of a block of several: runs of words, pieces, words, then
+        numbers of a word: which half of a pair, and pairs, in powers of two."""
         each = 32 // self.bits
         pairs = (2,) * (each.bit_length() - 2)
-        return (int(self.numbers.shape[2]) // (LANE_WORDS * each), PIECES, WORDS, 2, *pairs)
+        runs = max(int(self.numbers.shape[2]) // (LANE_WORDS * each), 1)
+        return (runs, PIECES, WORDS, 2, *pairs)
 
 
 def block_products(body: Graph, reads: Sequence[OperandTensor], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
@@ -96,8 +110,7 @@ def block_products(body: Graph, reads: Sequence[OperandTensor], words: Mapping[N
         ):
             continue
         made = BlockProduct(numbers, x, scales, packed, words[packed])
-        whole = numbers.shape[0] % COLUMNS == 0 and numbers.shape[2] % (LANE_WORDS * 32 // made.bits) == 0
-        if whole and made.blocks[1] > 1 and numbers.dtype == x.dtype == "float16":
+        if numbers.dtype == x.dtype == "float16" and made.is_whole:
             found[node] = made
     return found
 
@@ -116,7 +129,7 @@ def held(products: Mapping[Node, BlockProduct], node: Node) -> int:
 
 def warps(products: Mapping[Node, BlockProduct]) -> int:
     """The number of warps, one for each group of blocks; 0 without such products."""
-    return max((min(power_of_two(p.blocks[0]), WARPS) for p in products.values()), default=0)
+    return max((min(power_of_two(p.lines[0]), WARPS) for p in products.values()), default=0)
 
 
 def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node, ...]:
@@ -158,16 +171,17 @@ def digits_of_words(product: BlockProduct) -> Digits:
     """Columns, blocks, and words of a block: threads are spread over the last part and then over
     the first ones (the compiler's order), warps over groups of blocks."""
     columns, words = int(product.numbers.shape[0]), int(product.numbers.shape[2]) * product.bits // 32
-    groups, group = product.blocks
-    parts = [(0, columns // COLUMNS, 3), (0, COLUMNS, 0), (1, groups, 1), (1, group, 2)]
-    return [*parts, (2, words // LANE_WORDS, 4), (2, LANE_WORDS, 5)]
+    (groups, group), side = product.lines, LANE_WORDS // product.parts
+    blocks = [(1, groups, 2), (1, group, 3), (1, product.parts, 0)]
+    return [(0, columns // COLUMNS, 4), (0, COLUMNS, 1), *blocks, (2, words // side, 5), (2, side, 6)]
 
 
 def digits_of_x(product: BlockProduct) -> Digits:
     """Blocks, and numbers of a block, in runs of 16 bytes."""
-    (groups, group), (runs, pieces, words, *pairs) = product.blocks, product.digits
+    (groups, group), parts, (runs, pieces, words, *pairs) = product.lines, product.parts, product.digits
     each = words * math.prod(pairs)
-    return [(0, groups, 2), (0, group, 1), (1, runs, 3), (1, pieces, 0), (1, each // 8, 4), (1, 8, 5)]
+    blocks = [(0, groups, 3), (0, group, 2), (0, parts, 1)]
+    return [*blocks, (1, runs, 4), (1, pieces // parts, 0), (1, each // 8, 5), (1, 8, 6)]
 
 
 def loaded_in_order(
@@ -221,8 +235,8 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
         if other is not None:
             xp.axes_of.join(axis, other)
     x = xp.masked(x, x.present, 0.0)
-    c, group, digits = xp.axes_of.lanes(columns), product.blocks[1], product.digits
-    groups, e = xp.axes_of.lanes(blocks) // group, math.prod(digits)
+    c, group, digits, parts = xp.axes_of.lanes(columns), product.lines[1], product.digits, product.parts
+    groups, e = xp.axes_of.lanes(blocks) // (group * parts), math.prod(digits)
     inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces precede only a pair of pairs
     stage = max(numbers.stage, x.stage, scales.stage)
     let = xp.lines.let
@@ -231,15 +245,22 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
     left = let(stage, "left", tl.reshape(rows, [groups, group * c, e]))
     apart = tl.reshape(_half(x), [groups, group, *digits])
     row = tl.permute(apart, (0, *[2 + i for i in inside], 1))
-    right = let(stage, "right", tl.reshape(row, [groups, e, group]))
-    dot = let(stage, xp.hint, tl.reshape(tl.dot(left, right), [groups, group, c, group]))
+    more, last = ([], ()) if parts == 1 else ([parts], (slice(None),))
+    if parts > 1:
+        row = _columns_of_parts(xp, row, inside.index(1), len(digits), parts)
+    right = let(stage, "right", tl.reshape(row, [groups, e, group * parts]))
+    dot = let(stage, xp.hint, tl.reshape(tl.dot(left, right), [groups, group, c, group, *more]))
     one = v[xp.lines.lanes(group)]
-    scale = tl.permute(tl.reshape(xp.spread(scales, numbers.axes[:2]), [c, groups, group]), (1, 2, 0))
-    factor = let(stage, f"{scales.code}_t", scale[:, :, :, None].to(tl.float32))
-    diagonal = one[None, :, None, None].equals(one[None, None, None, :])
+    apart = tl.reshape(xp.spread(scales, numbers.axes[:2]), [c, groups, group, *more])
+    scale = tl.permute(apart, (1, 2, 0, 3)[: 3 + len(more)])
+    factor = let(stage, f"{scales.code}_t", scale[(*[slice(None)] * 3, None, *last)].to(tl.float32))
+    end = (None,) * len(more)
+    diagonal = one[(None, slice(None), None, None, *end)].equals(one[(None, None, None, slice(None), *end)])
     kept = let(stage, xp.hint, v[dot] * tl.where(diagonal, factor, 0.0))
-    code = let(stage, xp.hint, tl.sum(tl.sum(tl.sum(kept, 1), 2), 0))
-    xp.notes.append(f"{xp.hint}: {group} blocks of weights times {group} of x at a time, of which the diagonal counts.")
+    summed = tl.sum(tl.sum(kept, 1), 2)
+    code = let(stage, xp.hint, tl.sum(tl.sum(summed, 2) if more else summed, 0))
+    many = group * parts
+    xp.notes.append(f"{xp.hint}: {many} blocks of weights times {many} of x at a time, of which the diagonal counts.")
     return replace(
         numbers,
         code=code,
@@ -250,6 +271,16 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
         zero=False,
         together=None,
     )
+
+
+def _columns_of_parts(xp: Tiles, row: Expression, pieces: int, digits: int, parts: int) -> Expression:
+    """Lines (groups, *digits, group) with a last dim for the blocks of a line: the numbers of other
+    blocks are zero. `pieces`: the place of that digit."""
+    each = PIECES // parts
+    at = v[xp.lines.lanes(PIECES)] // each if each > 1 else v[xp.lines.lanes(PIECES)]
+    lanes = [None] * (1 + pieces) + [slice(None)] + [None] * (digits - pieces + 1)
+    mine = at[tuple(lanes)].equals(v[xp.lines.lanes(parts)][(None,) * (digits + 2) + (slice(None),)])
+    return tl.where(mine, row[(slice(None),) * (digits + 2) + (None,)], 0.0)
 
 
 def _half(x: Tile) -> Expression:
