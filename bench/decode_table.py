@@ -26,7 +26,7 @@ def decode(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Weights and caches that a step reads: {floors}. {found['device']}; {where}."]
 
 
-SHOWN = 8
+SHOWN = 3
 """The kinds of kernels of a step that a table lists."""
 
 
