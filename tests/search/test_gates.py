@@ -25,7 +25,7 @@ from taso_mirage.onnx_io.loops import as_scan, with_scans
 from taso_mirage.operators.ops import term, traits
 from taso_mirage.pipeline.loops import with_loops
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.search.loops.gates import JOINING, with_joint_products
+from taso_mirage.search.loops.gates import JOINING, is_split_once, with_joint_products
 from taso_mirage.search.loops.hoisting import hoisted_loop
 from taso_mirage.search.steps import BODIES, RewriteStep
 
@@ -78,6 +78,11 @@ def followed(before: Model, new: Node, obligations: Sequence[RewriteStep]) -> An
     return checked(before, after, [RewriteStep((BODIES,), (node,), (new,), obligations=tuple(obligations))])
 
 
+APART = {"products of products": 6, "reset": 3}
+"""The products of a state in a step of cells whose joint products would be split in two places, so
+that they stay apart."""
+
+
 @pytest.mark.parametrize("name", GATES)
 def test_gates_become_one_product_of_the_state_and_one_of_all_elements(name: str) -> None:
     proto = model(GATES[name])
@@ -86,9 +91,9 @@ def test_gates_become_one_product_of_the_state_and_one_of_all_elements(name: str
     made = hoisted_loop(old, PROOFS)
     assert made is not None
     inside = Counter(n.op for n in made.term.attr("body"))
-    assert (inside["matmul"], inside["gemm"]) == (4 if name == "products of products" else 1, 0)
-    assert made.term.attr("sequences") == 1
-    assert made.term.args[2].shape == (5, 1, 12)
+    assert (inside["matmul"], inside["gemm"]) == (APART.get(name, 1), 0)
+    assert made.term.attr("sequences") == (3 if name in APART else 1)
+    assert made.term.args[2].shape == (5, 1, 4 if name in APART else 12)
     after = before.with_graph(substitute(before.graph.outputs, {node: made.term}))
     feeds = {n: RNG.normal(size=s).astype(np.float32) for n, s in (("h0", (1, 4)), ("c0", (1, 4)), ("X", (5, 1, 3)))}
     for a, b in zip(run(proto, **feeds), run(onnx.load_from_string(serialize(after)), **feeds), strict=True):
@@ -126,6 +131,15 @@ def test_gates_of_a_result_with_loops_are_one_product() -> None:
     (loop,) = [n for n in found.model.nodes() if traits(n).lowering is Lowering.STEPS]
     assert sum(n.op == "matmul" for n in loop.attr("body")) == 1
     assert with_loops(found) is None
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_joint_products_are_followed_wherever_they_are_split(name: str) -> None:
+    before = from_memory(model(GATES[name]))
+    _, old = loop_in(before)
+    made, obligations = with_joint_products(old, PROOFS)
+    assert is_split_once(made) == (name not in APART)
+    assert followed(before, made, obligations).places == len(obligations)
 
 
 def wrong(loop: Node, name: str) -> Node:

@@ -63,6 +63,13 @@ def with_joint_products(loop: Node, proofs: Proofs) -> tuple[Node, list[RewriteS
     return (found.loop(table) if table else loop), found.obligations
 
 
+def is_split_once(loop: Node) -> bool:
+    """Whether at most one term of a step is taken apart. The columns of a GRU's products of the
+    state, of the elements, and of their sums meet apart: with joint products its step has more
+    operators than before."""
+    return sum(traits(n).parts is not None for n in loop.attr("body")) <= 1
+
+
 class _Joining:
     def __init__(self, loop: Node, proofs: Proofs) -> None:
         self.node, self.proofs = loop, proofs

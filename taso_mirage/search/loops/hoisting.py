@@ -23,7 +23,7 @@ from taso_mirage.operators.ops import term, traits
 from taso_mirage.prove.rules.cases import cut_free
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.rewriting.derived_traits import multiplies, selects
-from taso_mirage.search.loops.gates import with_joint_products
+from taso_mirage.search.loops.gates import is_split_once, with_joint_products
 from taso_mirage.search.steps import RewriteStep
 
 HOISTING = "hoisting out of a loop"
@@ -42,9 +42,11 @@ class HoistedLoop:
 
 def hoisted_loop(loop: Node, proofs: Proofs) -> HoistedLoop | None:
     """The loop without the terms that its states do not change, and with one product for all gates
-    of a cell; None where there are none that compute anything, or none that are proved to be the
-    same."""
+    of a cell where one split gives all of them; None where there are none that compute anything, or
+    none that are proved to be the same."""
     start, joined = with_joint_products(loop, proofs)
+    if not is_split_once(start):
+        start, joined = loop, []
     made = _Hoisting(start, proofs)
     made.run()
     new = made.loop() or start
