@@ -5,8 +5,9 @@ file, PyTorch and torch.compile.
 
 The modules call a cell, or repeat a step, in a Python loop. Each is exported twice: traced
 (TorchScript) and by torch.export. Each file is optimized with the defaults and a certificate, which
-the checker follows; then both files and the module run in turn, on two threads. Prints a table and
-writes bench/results/written_out-cpu2.json; rows that are not named stay.
+the checker follows. Then both files and the module run in turn on two threads, each in blocks of
+runs: threads that spin after a run would slow the next runtime. Prints a table and writes
+bench/results/written_out-cpu2.json; rows that are not named stay.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from taso_mirage.certificates.judge import CaseJudge  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
 
 WIDTH, HEADS, THREADS = 128, 4, 2
-ROUNDS = 50
-"""The runs of each, in turn; the median counts."""
+BLOCKS, FIRST, RUNS = 7, 5, 25
+"""The blocks of each, in turn, and the runs of a block, of which the first do not count."""
 
 
 class Cells(nn.Module):
@@ -219,14 +220,16 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 
 def median(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """The median seconds of each, which run in turn."""
+    """The seconds of each: the median block of the medians of its runs. The blocks take turns."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(ROUNDS + 3):
-        for name, run in runs.items():
+    for _, (name, run) in product(range(BLOCKS), runs.items()):
+        taken = []
+        for _ in range(FIRST + RUNS):
             start = time.perf_counter()
             run()
-            times[name] += [time.perf_counter() - start] if i >= 3 else []
-    return {name: float(np.median(taken)) for name, taken in times.items()}
+            taken.append(time.perf_counter() - start)
+        times[name].append(float(np.median(taken[FIRST:])))
+    return {name: float(np.median(found)) for name, found in times.items()}
 
 
 def row(name: str, exporter: str, given: argparse.Namespace) -> dict[str, Any]:

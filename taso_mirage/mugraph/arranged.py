@@ -191,9 +191,12 @@ def over_inputs(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[Node, 
 
 def with_arranged(model: Model, inputs: Sequence[Node]) -> tuple[Model, dict[Node, Node]]:
     """The model with new weights for the given terms that are pre-transposed weights, and the new
-    weights by term. Each weight is stored once for all of its readers."""
+    weights by term. Each weight is stored once for all of its readers. A transposition that the
+    model has itself stays a term, which the runtime computes once: so a certificate need not know
+    its values."""
     weights, names, stored = dict(model.weights), dict(model.names), dict[Node, Node]()
-    for node in dict.fromkeys(x for x in inputs if is_turned(x) or _is_sum(x)):
+    own = {*model.nodes()}
+    for node in dict.fromkeys(x for x in inputs if x not in own and (is_turned(x) or _is_sum(x))):
         leaf = next(n for n in topological([node]) if is_named_weight(n))
         of = f"{'turned' if is_turned(node) else 'sums'}_{leaf.attr('name')}"
         name = next(n for i in range(len(weights) + 1) if (n := f"{of}{f'_{i}' * (i > 0)}") not in weights)

@@ -273,7 +273,7 @@ def test_a_form_that_is_slower_is_left(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_weight_that_others_read_stays_and_is_turned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     result, found = staged(monkeypatch, tmp_path, SHARED)
-    assert kernels(found) == 1
+    assert [places for _, places in found.kernels[-1].kinds] == [2]  # perhaps after a predicted kernel
     assert sorted(stored(found)) == ["sums_w", "turned_w", "w"]
     content, calls = serialize(found.model), onnx.load_from_string(serialize(found.model)).graph.node
     assert sum("turned_w" in n.input for n in calls) == 2

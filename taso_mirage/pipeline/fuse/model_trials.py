@@ -141,7 +141,7 @@ class ModelTrials:
         if not (pays(timing, saved) and timing.ratio >= gained):
             return None  # the session ends here, so that a large model is not in memory longer than necessary
         self._last, self.timing = ([*kept, *trial], model), timing if last else None
-        stored = {x for kernel in trial for x in kernel.turned}
+        stored = {x for kernel in trial for x in kernel.turned}.difference(self.kinds.model.nodes())
         places = tuple((kernel.operators, len(kernel.sites)) for kernel in trial)
         self.placed.append(PlacedKernels(places, timing.ratio / gained, len(stored)))
         return tried
