@@ -19,6 +19,9 @@ from taso_mirage.operators.work import size, sized
 from taso_mirage.regions.canonical import SymbolSizes
 from taso_mirage.rewriting.derived_traits import multiplies
 
+PLACES = ("int32", "int64")
+"""The types of operands that say where elements are."""
+
 
 class RegionKind(Enum):
     """The effect of an operator on its operands, as regions distinguish it."""
@@ -63,10 +66,12 @@ def of_integers(node: Node, gpu: bool) -> bool:
 
 def has_weights(node: Node, moving: Collection[Node]) -> bool:
     """Whether all elements of a term are those of weights, moved by terms of `moving` only: the
-    weights of the experts that a run chooses."""
+    weights of the experts that a run chooses. Integers behind the first operand are places."""
     if node not in moving:
         return is_weight(node)
-    return all(has_weights(a, moving) for a in node.args if a is not ABSENT and is_float(a.dtype))
+    first, *others = [a for a in node.args if a is not ABSENT]
+    moved = [first, *(a for a in others if a.dtype not in PLACES)]
+    return all(has_weights(a, moving) for a in moved)
 
 
 def unpacks(node: Node, kind: RegionKind) -> bool:

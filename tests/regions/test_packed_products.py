@@ -14,6 +14,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, constant
 from taso_mirage.operators.ops import term
 from taso_mirage.regions import fragments as growth
+from taso_mirage.regions.region_kinds import has_weights
 
 GPU, CPU = 4, 1
 """The largest number of lanes of a region."""
@@ -52,3 +53,19 @@ def test_successive_products_of_packed_weights_are_two_regions_of_a_gpu() -> Non
     found = [each for each in regions(made, GPU) if "matmul_nbits" in each]
     assert [each.count("matmul_nbits") for each in found] == [1, 1]
     assert "sigmoid" in found[0]
+
+
+def test_moved_weights_are_those_whose_every_element_is_a_weight() -> None:
+    """Integers that choose rows are none of the elements; numbers of bytes and conditions are."""
+    table, rows = w("table", 8, 4), named_models.x("rows", 3, dtype="int64")
+    chosen, data = term("gather", table, rows, axis=0), named_models.x("x", 3, 4)
+    cases = {
+        chosen: True,
+        term("reshape", chosen, shape=(12,)): True,
+        term("concat", chosen, data, axis=0): False,
+        term("where", named_models.x("c", 3, 4, dtype="bool"), chosen, chosen): False,
+        term("reshape", named_models.x("bytes", 3, 4, dtype="uint8"), shape=(12,)): False,
+        term("reshape", data, shape=(12,)): False,
+    }
+    moving = {n for node in cases for n in Graph((), (node,)) if n.args}
+    assert [has_weights(node, moving) for node in cases] == [*cases.values()]
