@@ -68,14 +68,12 @@ not divide."""
 @dataclass(frozen=True, slots=True)
 class Tiled:
     """A kernel with the tile of each of its labels, its predicted seconds, and the bytes that a
-    block holds. `by_words`: it multiplies one row with weights in blocks, without a loop
-    (`emit/gpu/block_products.py`)."""
+    block holds."""
 
     kernel: PlannedKernel
     tiles: TileSizes
     seconds: float
     held: float = 0.0
-    by_words: bool = False
 
 
 def tiled(
@@ -106,10 +104,8 @@ def tiled(
     order = sorted(fine, key=lambda i: rank(float(seconds[i]), float(held[i])))
     if not device.general:
         order = _various(order, model)
-    by_words = 0 * model.one if device.general else model.by_words()
     return [
-        Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i]), bool(by_words[i]))
-        for i in order[:best]
+        Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i])) for i in order[:best]
     ]
 
 
@@ -228,9 +224,10 @@ class _Model(TileWork):
     def _prepared(self) -> KernelWork:
         """The work of the kernel on a GPU: one row times weights of a few bits is fewer operations
         (`emit/gpu/block_products.py`)."""
-        found, soon = self.work(), self.by_words()
-        if not soon.any():
+        found, words = self.work(), self._words_of_one_row()
+        if words is None:
             return found
+        soon = self.once & (self._tile(words) * self._bytes(words) <= HELD)
         share = np.where(soon, BY_WORDS, 1)
         return replace(
             found,
@@ -242,13 +239,6 @@ class _Model(TileWork):
             chain_once=found.chain_once * share,
             computed_once=np.where(soon, 0, found.computed_once),
         )
-
-    def by_words(self) -> TileCounts:
-        """Whether a tiling multiplies one row with weights in blocks, without a loop."""
-        words = self._words_of_one_row()
-        if words is None:
-            return np.asarray(0 * self.one != 0)
-        return np.asarray(self.once & (self._tile(words) * self._bytes(words) <= HELD))
 
     def _operations(self) -> TileCounts:
         total = 0 * self.one
