@@ -77,7 +77,7 @@ PIXELS = 4
 """The largest number of pixels of a convolution that is like a linear layer."""
 PRODUCTS = 2
 """The largest number of successive products of a region. On a GPU a product with packed or gathered
-weights counts as so many: the search for two of them takes minutes, and both are bound by weights,
+weights counts as so many: the search for two of them takes a minute, and both are bound by weights,
 so two kernels take no longer."""
 FEW = 16
 """The largest number of elements of a fold that a region may have after a linear layer with packed
