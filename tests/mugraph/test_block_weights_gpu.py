@@ -320,8 +320,8 @@ def gated_mlp(zeros: bool = True) -> Model:
 
 
 def test_a_gated_mlp_is_two_regions_on_a_gpu() -> None:
-    """The search for products of blocks in turn takes a minute. Weights, scales and zero points of a
-    product count as one operand."""
+    """The search for products of blocks in turn takes a minute. Weights, scales and zero points of
+    a product count as one operand."""
     found = [{*sites[0].names} for sites in fragments(gated_mlp(), NONE, lanes=4).values()]
     assert [names for names in found if {"gate", "up", "silu", "gated"} <= names]
     assert [names for names in found if {"down", "residual"} <= names]
