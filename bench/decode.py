@@ -6,9 +6,9 @@ torch.compile, and beside the seconds in which the weights are read once.
         [--budget 60] [--effort thorough] [--models DIR] [--small]
 
 After a prompt of `--past` random tokens, each runtime generates so many tokens: caches stay on the
-device and are written in place, logits go to the host, and the largest one is the next token. Then
-each runtime gets the tokens that the module in single precision generates, and its logits are
-compared with those: the mean Kullback-Leibler divergence, the mean negative log-likelihood of these
+device and are written in place, and the next token, which the step finds as the largest logit, goes
+to the host and back. Then each runtime gets the tokens that the module in single precision
+generates, and its logits are compared with those: the mean Kullback-Leibler divergence, the mean negative log-likelihood of these
 tokens, and the number of tokens that are the same. On a GPU it also lists the kernels of a step of
 each ONNX model (`step_timeline.py`). Writes bench/results/decode-DEVICE.json.
 """
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
@@ -45,8 +45,14 @@ COPIED = 1 << 30
 """The bytes that are copied for the bandwidth of the device."""
 LONG = 1200.0
 """Seconds in which a model is opened by all and generates."""
-Step = Callable[[int, int], np.ndarray[Any, Any]]
-"""The logits after a token at a position."""
+
+
+class Step(Protocol):
+    """A runtime's step for a token at a position."""
+
+    def __call__(self, token: int, position: int) -> int: ...
+
+    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]: ...
 
 
 class Bound:
@@ -61,19 +67,24 @@ class Bound:
         }
         for name, value in {**self.given, **kept}.items():
             self.binding.bind_ortvalue_input(name, value)
-        logits, *written = session.get_outputs()
+        following, logits, *written = session.get_outputs()
         dtype = np.float16 if "float16" in logits.type else np.float32
-        self.logits = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(logits.shape, dtype), device, 0)
-        self.binding.bind_ortvalue_output(logits.name, self.logits)
-        for each, value in zip(written, kept.values(), strict=True):
+        self.following = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(following.shape, np.int64), device, 0)
+        self.scores = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(logits.shape, dtype), device, 0)
+        values = self.following, self.scores, *kept.values()
+        for each, value in zip((following, logits, *written), values, strict=True):
             self.binding.bind_ortvalue_output(each.name, value)
 
-    def __call__(self, token: int, position: int) -> np.ndarray[Any, Any]:
+    def __call__(self, token: int, position: int) -> int:
         self.given["input_ids"].update_inplace(np.array([[token]]))
         self.given["position"].update_inplace(np.array([position]))
         self.binding.synchronize_inputs()
         self.run()
-        found: np.ndarray[Any, Any] = self.logits.numpy().reshape(-1)
+        return int(self.following.numpy().item())
+
+    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]:
+        self(token, position)
+        found: np.ndarray[Any, Any] = self.scores.numpy().reshape(-1)
         return found
 
     def run(self) -> None:
@@ -96,34 +107,40 @@ class Module:
         self.given = tuple(each.to(self.device) for each in self.given)
 
         def step(token: Any, position: Any) -> Any:
-            return module.step(token, position, self.caches, torch.Tensor.index_copy_)[1]
+            return module.step(token, position, self.caches, torch.Tensor.index_copy_)[1:]
 
         self.call = step if mode is None else torch.compile(step, mode=mode)
 
-    def __call__(self, token: int, position: int) -> np.ndarray[Any, Any]:
+    def __call__(self, token: int, position: int) -> int:
+        return int(self.run(token, position)[1].item())
+
+    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = self.run(token, position)[0].reshape(-1).cpu().numpy()
+        return found
+
+    def run(self, token: int, position: int) -> Any:
         with self.torch.inference_mode():
             self.given[0].fill_(token)
             self.given[1].fill_(position)
-            found: np.ndarray[Any, Any] = self.call(*self.given).reshape(-1).cpu().numpy()
-        return found
+            return self.call(*self.given)
 
 
 # ---------------------------------------------------------------- generation
 
 
 def generate(step: Step, first: int, past: int, count: int) -> tuple[list[int], float]:
-    """The tokens, each the one with the largest logit, and the median seconds of one."""
+    """The tokens that follow, and the median seconds of one."""
     tokens, times = [first], []
     for i in range(count):
         start = time.perf_counter()
-        tokens.append(int(step(tokens[-1], past + i).argmax()))
+        tokens.append(step(tokens[-1], past + i))
         times.append(time.perf_counter() - start)
     return tokens[1:], float(np.median(times))
 
 
 def logits_of(step: Step, tokens: Sequence[int], past: int) -> np.ndarray[Any, Any]:
     """The logits after each of these tokens."""
-    return np.stack([step(token, past + i).astype(np.float64) for i, token in enumerate(tokens)])
+    return np.stack([step.logits(token, past + i).astype(np.float64) for i, token in enumerate(tokens)])
 
 
 def quality(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> dict[str, float]:

@@ -75,20 +75,20 @@ class Room(nn.Module):
         self.module, self.layer = module, row_writer()
 
     def forward(self, input_ids: torch.Tensor, position: torch.Tensor, **past: torch.Tensor) -> Any:
-        cache, logits = self.step(input_ids, position, past, torch.Tensor.index_copy)
-        return logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
+        cache, logits, token = self.step(input_ids, position, past, torch.Tensor.index_copy)
+        return token, logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
 
     def step(
         self, input_ids: torch.Tensor, position: torch.Tensor, past: Mapping[str, torch.Tensor], write: Write
-    ) -> tuple[Any, torch.Tensor]:
-        """The caches after the token, and its logits."""
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The caches after the token, its logits, and the next token, which has the largest one."""
         from transformers.cache_utils import Cache
 
         given = [*past.values()]
         pairs = zip(given[::2], given[1::2], strict=True)
         layers = Cache(layers=[self.layer(*pair, position, write) for pair in pairs])
         found = self.module(input_ids=input_ids, position_ids=position[None], past_key_values=layers, use_cache=True)
-        return layers, found.logits
+        return layers, found.logits, found.logits.argmax(-1)
 
 
 def row_writer() -> Any:

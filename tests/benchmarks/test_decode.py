@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +14,26 @@ def decode() -> ModuleType:
     return script("decode")
 
 
-def test_the_next_token_has_the_largest_logit_at_its_position(decode: ModuleType) -> None:
+def test_each_token_is_the_input_of_the_next_step_at_its_position(decode: ModuleType) -> None:
     seen: list[tuple[int, int]] = []
 
-    def step(token: int, position: int) -> Any:
+    def step(token: int, position: int) -> int:
         seen.append((token, position))
-        return np.eye(8)[(token + 3) % 8]
+        return (token + 3) % 8
 
     tokens, seconds = decode.generate(step, 1, 10, 4)
     assert tokens == [4, 7, 2, 5]
     assert seen == [(1, 10), (4, 11), (7, 12), (2, 13)]
     assert seconds > 0
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")  # of transformers, about the name of an argument
+def test_the_next_token_has_the_largest_logit() -> None:
+    pytest.importorskip("transformers")
+    module, inputs = script("minute_models").FORMS["llama_decode"]("cpu", small=True)
+    token, logits, *caches = module(**inputs)
+    assert token.tolist() == [[int(logits[0, 0].argmax())]]
+    assert len(caches) == len(inputs) - 2
 
 
 def test_logits_are_worth_less_the_further_they_are_off(decode: ModuleType) -> None:
