@@ -34,6 +34,7 @@ from taso_mirage.mugraph.derivations.reductions import DOT, SUM_KIND
 from taso_mirage.mugraph.goal import BYTES, body_dtype, in_a_byte, is_packed, stored_leaf
 from taso_mirage.mugraph.kernel_bodies import AFTER, PlannedKernel
 from taso_mirage.mugraph.means import NONE, weights
+from taso_mirage.mugraph.scaled_sums import scaled_after_sums
 from taso_mirage.mugraph.stabilised import Stabilisation, Stabiliser
 from taso_mirage.operators.ops import extents, term
 
@@ -203,10 +204,11 @@ class _Kernel:
     def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
         operands, tiles = [s for s, _ in self.operands.known], [leaf for _, leaf in self.operands.known]
         grid: list[str | None] = [*self.block.grid] or [None]
+        body = Graph(tuple(tiles), tuple(outputs))
         made = term(
             "kernel",
             *[s.node for s in operands],
-            body=Graph(tuple(tiles), tuple(outputs)),
+            body=scaled_after_sums(body) if self.narrow and self.block.loop is None else body,
             grid=tuple(self.block.grid.values()) or (1,),
             loop=self.block.count(self.block.loop) if self.block.loop is not None else 1,
             imap=tuple(tuple(axis_of(s.labels, g) for g in grid) for s in operands),

@@ -81,6 +81,11 @@ class Labelled:
         """Whether there are sums of integers, which blocks of a cluster do not exchange."""
         return any(traits(leaf).lowering is Lowering.WHOLE for leaf in self.leaves.values())
 
+    @property
+    def scaled(self) -> int:
+        """The number of weights that are one value with their scales, as a part of reading them."""
+        return sum(traits(each.node).lowering is Lowering.SCALE for each in self.known)
+
     def inside(self) -> dict[str, frozenset[str]]:
         """For each of at least three folded labels of the same terms (such as the dims of a
         volume), the labels that lie inside of it: they are folded from the innermost on.

@@ -78,9 +78,9 @@ class SearchOptions:
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
     three counts); `franges`: the for-loop ranges; `imaps`: the possible rows of `imap`, `omaps`:
     those of `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the
-    for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
-    `max_kernels`: two if left out, and three where no product is computed and those of two take far
-    longer than to read and write once.
+    for-loop may cut, or -1. `max_block_ops`: operators of a body, without scales of weights (11 in
+    Mirage's own search). `max_kernels`: two if left out, and three where no product is computed and
+    those of two take far longer than to read and write once.
     """
 
     griddims: Sequence[_Ints] | None = None
@@ -372,7 +372,8 @@ class Search:
         finals = set(closure.targets)
         options = self.options
         clusters = self.device.cluster > 1 and not closure.goal.integers
-        limits = Limits(kernels, options.max_block_ops, clusters=clusters, folded=self.folded, cut=self._cut(closure))
+        most = options.max_block_ops + closure.goal.scaled
+        limits = Limits(kernels, most, clusters=clusters, folded=self.folded, cut=self._cut(closure))
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:

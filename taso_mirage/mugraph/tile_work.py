@@ -288,16 +288,17 @@ class TileWork:
         """Elements of a block that a cluster combines."""
         return np.asarray(sum((self._tile(c) for c in self.joined), 0 * self.one))
 
-    def _words_of_one_row(self) -> int | None:
+    def _words_of_one_row(self) -> list[int]:
         """Weights of a few bits that one row is multiplied with, scaled after their sums
         (`emit/gpu/block_products.py`): nothing but they, and they less a zero, has all labels.
         """
         labels = [self.closure.classes[c] for c in (*self.body.leaves, *(c for c, _ in self.body.chosen))]
         whole = set().union(*labels)
-        found = next((c for c in self.widths if set(self.closure.classes[c]) == whole), None)
-        if found is None or sum(set(each) == whole for each in labels) > WHOLE:
-            return None
-        return found if self.sizes[self.inner[found][0]] * self._bytes(found) % PIECE == 0 else None
+        found = [c for c in self.widths if set(self.closure.classes[c]) == whole]
+        if sum(set(each) == whole for each in labels) > WHOLE * len(found):
+            return []
+        even = all(self.sizes[self.inner[c][0]] * self._bytes(c) % PIECE == 0 for c in found)
+        return found if even else []
 
 
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:

@@ -225,9 +225,9 @@ class _Model(TileWork):
         """The work of the kernel on a GPU: one row times weights of a few bits is fewer operations
         (`emit/gpu/block_products.py`)."""
         found, words = self.work(), self._words_of_one_row()
-        if words is None:
+        if not words:
             return found
-        soon = self.once & (self._tile(words) * self._bytes(words) <= HELD)
+        soon = self.once & (self._total([self._tile(c) * self._bytes(c) for c in words]) <= HELD)
         share = np.where(soon, BY_WORDS, 1)
         return replace(
             found,

@@ -34,13 +34,16 @@ PIECES, WORDS, COLUMNS = 4, 4, 8
 LANE_WORDS = PIECES * WORDS
 WARPS = 32
 """The largest number of warps of a block."""
+LARGE, SMALL = 2.0**15, 2.0**-17
+"""The absolute value from which x is multiplied by a power of two, and that: then the product of
+two numbers in half precision is in its range."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProduct:
-    """The sum over blocks of (numbers x) scale: the terms of its operands, (c, d, e), (1, d, e) and
-    (c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is the term that
-    unpacks them."""
+    """The sum over blocks of (numbers x) scale: the terms of its operands, (..., c, d, e), (..., 1,
+    d, e) and (..., c, d) for c columns and d blocks of e numbers, `bits` of each; `packed` is the
+    term that unpacks them. Dims before these are 1."""
 
     numbers: Node
     x: Node
@@ -49,29 +52,32 @@ class BlockProduct:
     bits: int
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Columns, blocks, and numbers of a block."""
+        columns, blocks, each = map(int, self.numbers.shape[-3:])
+        return columns, blocks, each
+
+    @property
     def source(self) -> Node:
         """The operand x without reshapes that only move its dims of 1."""
-        x = self.x
-        while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
-            x = x.args[0]
-        return x
+        return _source(self.x)
 
     @property
     def parts(self) -> int:
         """The number of blocks of a line: 1 where a block has whole lines."""
-        return max(LANE_WORDS * 32 // self.bits // int(self.numbers.shape[2]), 1)
+        return max(LANE_WORDS * 32 // self.bits // self.shape[2], 1)
 
     @property
     def lines(self) -> tuple[int, int]:
         """The number of groups, and of lines (or blocks of whole lines) in each."""
-        lines = int(self.numbers.shape[1]) // self.parts
+        lines = self.shape[1] // self.parts
         group = math.gcd(lines, COLUMNS // self.parts)
         return lines // group, group
 
     @property
     def is_whole(self) -> bool:
         """Whether the tile has whole columns for the tensor cores and whole lines, and groups."""
-        columns, blocks, each = map(int, self.numbers.shape)
+        columns, blocks, each = self.shape
         line = LANE_WORDS * 32 // self.bits
         even = each % line == 0 or (line % each == 0 and PIECES % self.parts == 0 and blocks % self.parts == 0)
         return columns % COLUMNS == 0 and even and self.lines[1] * self.parts > 1
@@ -82,7 +88,7 @@ class BlockProduct:
         numbers of a word: which half of a pair, and pairs, in powers of two."""
         each = 32 // self.bits
         pairs = (2,) * (each.bit_length() - 2)
-        runs = max(int(self.numbers.shape[2]) // (LANE_WORDS * each), 1)
+        runs = max(self.shape[2] // (LANE_WORDS * each), 1)
         return (runs, PIECES, WORDS, 2, *pairs)
 
 
@@ -95,24 +101,31 @@ def block_products(body: Graph, reads: Sequence[OperandTensor], words: Mapping[N
     alone = {n for n in body if len(readers.get(n, ())) == 1 and n not in body.outputs}
     found = {}
     for node in body:
-        scaled = _operands(node, (1,), alone)
-        summed = next((x for x in scaled if _operands(x, (2,), alone) and x in alone), None)
+        scaled = _operands(node, alone)
+        summed = next((x for x in scaled if _operands(x, alone) and x in alone), None)
         if summed is None:
             continue
         scales = scaled[1 - scaled.index(summed)]
-        numbers, x = sorted(_operands(summed, (2,), alone), key=lambda n: -math.prod(map(int, n.shape)))
+        numbers, x = sorted(_operands(summed, alone), key=lambda n: -math.prod(map(int, n.shape)))
         packed = _packed(numbers, words)
         if (
             packed is None
-            or not {packed.args[0], scales} <= given
+            or not {packed.args[0], _source(scales)} <= given
             or scales.shape != summed.shape
-            or x.shape != (1, *numbers.shape[1:])
+            or x.shape != (*[1] * (len(numbers.shape) - 2), *numbers.shape[-2:])
+            or set(numbers.shape[:-3]) > {1}
         ):
             continue
         made = BlockProduct(numbers, x, scales, packed, words[packed])
         if numbers.dtype == x.dtype == "float16" and made.is_whole:
             found[node] = made
     return found
+
+
+def _source(x: Node) -> Node:
+    while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
+        x = x.args[0]
+    return x
 
 
 def _long(x: Node) -> list[Dim]:
@@ -132,11 +145,13 @@ def warps(products: Mapping[Node, BlockProduct]) -> int:
     return max((min(power_of_two(p.lines[0]), WARPS) for p in products.values()), default=0)
 
 
-def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node, ...]:
-    """The operands of the product that a term sums over some axes."""
-    if traits(node).lowering is not Lowering.SUM or node.attr("axes") != axes or node.args[0] not in alone:
+def _operands(node: Node, alone: set[Node]) -> tuple[Node, ...]:
+    """The operands of the product that a term sums over its last axis."""
+    if traits(node).lowering is not Lowering.SUM or node.args[0] not in alone:
         return ()
     of = node.args[0]
+    if node.attr("axes") != (len(of.shape) - 1,) or node.attr("keepdims"):
+        return ()
     fixed = all(isinstance(n, int) for n in of.shape)
     return of.args if traits(of).lowering is Lowering.MULTIPLY and fixed else ()
 
@@ -170,7 +185,7 @@ in which they are loaded."""
 def digits_of_words(product: BlockProduct) -> Digits:
     """Columns, blocks, and words of a block: threads are spread over the last part and then over
     the first ones (the compiler's order), warps over groups of blocks."""
-    columns, words = int(product.numbers.shape[0]), int(product.numbers.shape[2]) * product.bits // 32
+    columns, words = product.shape[0], product.shape[2] * product.bits // 32
     (groups, group), side = product.lines, LANE_WORDS // product.parts
     blocks = [(1, groups, 2), (1, group, 3), (1, product.parts, 0)]
     return [(0, columns // COLUMNS, 4), (0, COLUMNS, 1), *blocks, (2, words // side, 5), (2, side, 6)]
@@ -227,14 +242,19 @@ def loaded_x(
 
 def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scales: Tile) -> Tile:
     """(c,): the sum over blocks."""
-    columns, blocks, each = (a for a in numbers.axes)
+    columns, blocks, each = numbers.axes[-3:]
     assert columns is not None
     assert blocks is not None
     assert each is not None
-    for axis, other in ((blocks, x.axes[-2]), (each, x.axes[-1]), (columns, scales.axes[0]), (blocks, scales.axes[1])):
+    for axis, other in (
+        (blocks, x.axes[-2]),
+        (each, x.axes[-1]),
+        (columns, scales.axes[-2]),
+        (blocks, scales.axes[-1]),
+    ):
         if other is not None:
             xp.axes_of.join(axis, other)
-    x = xp.masked(x, x.present, 0.0)
+    x, factor = _in_half(xp, xp.masked(x, x.present, 0.0))
     c, group, digits, parts = xp.axes_of.lanes(columns), product.lines[1], product.digits, product.parts
     groups, e = xp.axes_of.lanes(blocks) // (group * parts), math.prod(digits)
     inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces precede only a pair of pairs
@@ -251,21 +271,22 @@ def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scal
     right = let(stage, "right", tl.reshape(row, [groups, e, group * parts]))
     dot = let(stage, xp.hint, tl.reshape(tl.dot(left, right), [groups, group, c, group, *more]))
     one = v[xp.lines.lanes(group)]
-    apart = tl.reshape(xp.spread(scales, numbers.axes[:2]), [c, groups, group, *more])
+    apart = tl.reshape(xp.spread(scales, numbers.axes[:-1]), [c, groups, group, *more])
     scale = tl.permute(apart, (1, 2, 0, 3)[: 3 + len(more)])
-    factor = let(stage, f"{scales.code}_t", scale[(*[slice(None)] * 3, None, *last)].to(tl.float32))
+    own = let(stage, f"{scales.code}_t", scale[(*[slice(None)] * 3, None, *last)].to(tl.float32))
     end = (None,) * len(more)
     diagonal = one[(None, slice(None), None, None, *end)].equals(one[(None, None, None, slice(None), *end)])
-    kept = let(stage, xp.hint, v[dot] * tl.where(diagonal, factor, 0.0))
+    kept = let(stage, xp.hint, v[dot] * tl.where(diagonal, own, 0.0))
     summed = tl.sum(tl.sum(kept, 1), 2)
-    code = let(stage, xp.hint, tl.sum(tl.sum(summed, 2) if more else summed, 0))
+    total = tl.sum(tl.sum(summed, 2) if more else summed, 0)
+    code = let(stage, xp.hint, total if factor is None else total / factor)
     many = group * parts
     xp.notes.append(f"{xp.hint}: {many} blocks of weights times {many} of x at a time, of which the diagonal counts.")
     return replace(
         numbers,
         code=code,
-        shape=(numbers.shape[0],),
-        axes=(columns,),
+        shape=numbers.shape[:-2],
+        axes=numbers.axes[:-2],
         stored="float32",
         stage=stage,
         zero=False,
@@ -281,6 +302,17 @@ def _columns_of_parts(xp: Tiles, row: Expression, pieces: int, digits: int, part
     lanes = [None] * (1 + pieces) + [slice(None)] + [None] * (digits - pieces + 1)
     mine = at[tuple(lanes)].equals(v[xp.lines.lanes(parts)][(None,) * (digits + 2) + (slice(None),)])
     return tl.where(mine, row[(slice(None),) * (digits + 2) + (None,)], 0.0)
+
+
+def _in_half(xp: Tiles, x: Tile) -> tuple[Tile, Expression | None]:
+    """x in half precision, and the power of two that it is multiplied with, because a product of
+    two numbers in half precision may be out of its range; None where x is loaded."""
+    if x.stored == "float16":
+        return x, None
+    largest = xp.lines.let(x.stage, "largest", tl.max(tl.abs(x.code), None))
+    factor = v[xp.lines.let(x.stage, "factor", tl.where(v[largest] < LARGE, 1.0, SMALL))]
+    code = xp.lines.let(x.stage, f"{x.code}_h", (v[x.code] * factor).to(tl.float16))
+    return replace(x, code=code, stored="float16"), factor
 
 
 def _half(x: Tile) -> Expression:
