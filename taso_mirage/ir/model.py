@@ -74,7 +74,8 @@ class Model:
     `shares` the inputs whose floats are between 0 and 1, `words` the texts that operators look for
     in an input, `scales` the lengths of the rows of inputs whose floats are small; `defaults` are
     the values of inputs that a caller leaves out; `source` is the model as it was read, where the
-    header is not. `trusted`: its kernels may run, since they were made here, or the user says so;
+    header is not; `results` are the border's own for a model whose nodes are read again.
+    `trusted`: its kernels may run, since they were made here, or the user says so;
     else they are data."""
 
     graph: Graph
@@ -93,6 +94,7 @@ class Model:
     scales: Mapping[str, float] = field(default_factory=dict)
     defaults: Mapping[str, Weight] = field(default_factory=dict, repr=False)
     source: Any = field(default=None, repr=False)
+    results: Any = field(default=None, repr=False)
     trusted: bool = False
 
     @property

@@ -16,7 +16,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, variable
 from taso_mirage.onnx_io.declarations import declare
 from taso_mirage.onnx_io.originals import as_tensor, copy_attribute, copy_model, copy_value, recapture
-from taso_mirage.onnx_io.read import OpaqueCall, as_data
+from taso_mirage.onnx_io.read import OpaqueCall, as_data, with_values
 from taso_mirage.onnx_io.walk import bodies, bodies_below, defined_values, outer_values
 from taso_mirage.onnx_io.write import to_ir
 
@@ -134,8 +134,15 @@ class _Reading:
                 graph.initializers.add(value)
         _end_in_nodes(graph)
         graph.opset_imports.update(self.model.opsets)
-        read = as_data(copy_model(self.model.header, graph), self.model.trusted)
+        read = self._as_model(copy_model(self.model.header, graph))
         return Body(self.attribute, read, formal, {name: arg for name, (_, arg) in self.captured.items()})
+
+    def _as_model(self, source: ir.Model) -> Model:
+        """The body read as the model is: with what is known about results of nodes, or without."""
+        told = self.model.results
+        if told is None:
+            return as_data(source, self.model.trusted)
+        return with_values(source, told.inside(told.body(self.call.node, self.attribute)), self.model.trusted)
 
     def _outside(self, name: str, arg: Node) -> ir.Value:
         """A captured value: an initializer where it is known, else an input."""

@@ -170,3 +170,14 @@ def opset_of(ir_version: int) -> int:
     """The default opset of the first release with an IR version, for models that import none."""
     opsets = (int(row[2]) for row in onnx.helper.VERSION_TABLE if row[1] >= ir_version)
     return next(opsets, int(onnx.defs.onnx_opset_version()))
+
+
+def model_holding(array: Any) -> bytes:
+    """A model without inputs whose only output is an array, also of texts."""
+    helper = onnx.helper
+    tensor = onnx.numpy_helper.from_array(array if array.dtype.kind != "U" else array.astype(object), "y")
+    output = helper.make_tensor_value_info("y", tensor.data_type, array.shape)
+    graph = helper.make_graph([helper.make_node("Constant", [], ["y"], value=tensor)], "texts", [], [output])
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    )

@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Hashable, Mapping
 from copy import copy
-from typing import Any, Self, TypeAlias
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from taso_mirage.onnx_io.constants import inside_terms, uniform
 from taso_mirage.onnx_io.declared import declared_elsewhere
 from taso_mirage.onnx_io.input_requirements import known_words, share_inputs
 from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.places import FilePlace, numbered_nodes, results_of_nodes, values_at_places
 from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import typed
 from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
@@ -37,9 +39,6 @@ from taso_mirage.operators.table_indices import indexed_rows
 BROKEN = "the node does not fit the operator's mapping"
 """The beginning of the reason if a mapping failed with an unexpected error: a damaged node, or a
 bug in the mapping."""
-
-FileValue: TypeAlias = ir.Value
-"""A value of a model's file."""
 
 
 class OpaqueCall:
@@ -73,11 +72,12 @@ def as_data(source: ir.Model, trusted: bool = False) -> Model:
     return _model(_read(source), trusted)
 
 
-def with_values(model: Model, known: Mapping[FileValue, Node]) -> tuple[Model, dict[FileValue, Node]]:
-    """A model read again where these values of its file are other terms, and the terms of all of
-    its values."""
-    reader = _read(model.header, known)
-    return _model(reader, model.trusted), reader.terms
+def with_values(source: ir.Model, known: Mapping[FilePlace, Node], trusted: bool = False) -> Model:
+    """A model read with all of its content, where these results of nodes are other terms. It tells
+    the terms of all results (`Model.results`), and so do its bodies."""
+    numbered = numbered_nodes(source.graph)
+    reader = _read(source, values_at_places(numbered, known))
+    return replace(_model(reader, trusted), results=results_of_nodes(numbered, known, reader.terms))
 
 
 def _model(reader: _Reader, trusted: bool) -> Model:

@@ -141,10 +141,19 @@ def ort_value(array: Any) -> Any:
     from onnxruntime import OrtValue
 
     whole = np.ascontiguousarray(array).reshape(np.shape(array))
+    if whole.dtype.kind in "OUS":
+        return _texts_value(whole)
     if whole.dtype.name not in EXTENSIONS:
         return OrtValue.ortvalue_from_numpy(whole)
     number, bits = EXTENSIONS[whole.dtype.name]
     return OrtValue.ortvalue_from_numpy_with_onnx_type(whole.view(bits), number)
+
+
+def _texts_value(array: Any) -> Any:
+    """Texts as a value of the runtime. Its Python interface makes none, but a run gives them."""
+    from taso_mirage.onnx_io.protos import model_holding  # a session's process starts without it
+
+    return opened_session(model_holding(array), ["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
 
 
 def run_of(session: Any, inputs: Arrays, options: Any = None) -> Callable[[], Sequence[Any]]:

@@ -97,6 +97,7 @@ HEAVY = {
         "onnx_io/kernels.py",
         "onnx_io/content_terms.py",
         "onnx_io/originals.py",
+        "onnx_io/places.py",
         "onnx_io/protos.py",
         "onnx_io/read.py",
         "onnx_io/states.py",
