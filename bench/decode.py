@@ -8,9 +8,10 @@ torch.compile, and beside the seconds in which the weights are read once.
 After a prompt of `--past` random tokens, each runtime generates so many tokens: caches stay on the
 device and are written in place, and the next token, which the step finds as the largest logit, goes
 to the host and back. Then each runtime gets the tokens that the module in single precision
-generates, and its logits are compared with those: the mean Kullback-Leibler divergence, the mean negative log-likelihood of these
-tokens, and the number of tokens that are the same. On a GPU it also lists the kernels of a step of
-each ONNX model (`step_timeline.py`). Writes bench/results/decode-DEVICE.json.
+generates, and its logits are compared with those: the mean Kullback-Leibler divergence, the mean
+negative log-likelihood of these tokens, and the number of tokens that are the same. On a GPU it
+also lists the kernels of a step of each ONNX model (`step_timeline.py`). Writes
+bench/results/decode-DEVICE.json.
 """
 
 from __future__ import annotations

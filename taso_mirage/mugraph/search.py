@@ -369,11 +369,10 @@ class Search:
     def _stable(self, closure: Closure, kernels: range, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are
         enumerated that may be."""
-        finals = set(closure.targets)
-        options = self.options
+        finals, options = set(closure.targets), self.options
         clusters = self.device.cluster > 1 and not closure.goal.integers
-        most = options.max_block_ops + closure.goal.scaled
-        limits = Limits(kernels, most, clusters=clusters, folded=self.folded, cut=self._cut(closure))
+        most, cut = options.max_block_ops + closure.goal.scaled, self._cut(closure)
+        limits = Limits(kernels, most, clusters=clusters, folded=self.folded, cut=cut)
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:
