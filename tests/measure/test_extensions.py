@@ -45,7 +45,7 @@ def model(dtype: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("dtype", [*EXTENSIONS, *PAIRS])
 @pytest.mark.parametrize("count", [0, 3, 8])
 def test_all_values_pass_through_the_runtime(dtype: str, count: int) -> None:
-    """Of floats, and of all integers of 4 bits, two of which are in a byte."""
+    """All integers of 4 bits do, two of which are in a byte, and some floats."""
     least = -8 * (dtype != "uint4")
     given = np.arange(least, least + 2 * count).reshape(2, count).astype(numpy_dtype(dtype))
     (found,) = CpuSession(model(dtype).SerializeToString(), False, {}).run({"x": given})
