@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import evaluate, symbols
-from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, integer_limits, is_float, numpy_dtype, topological, variable
 from taso_mirage.system.wording import option
 
 DRAWN = 65_521
@@ -194,6 +194,9 @@ def random_array(
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
         return _integers(dtype, shape, rng, wide, extreme, rows)
+    if not is_float(node.dtype):  # integers that numpy does not have
+        least, largest = integer_limits(node.dtype)
+        return np.asarray(rng.integers(least, largest + 1, shape)).astype(dtype)
     if prod(shape) <= DRAWN:
         return np.asarray(rng.normal(size=shape)).astype(dtype)
     return np.resize(rng.normal(size=DRAWN).astype(dtype), shape)

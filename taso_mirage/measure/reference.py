@@ -3,6 +3,7 @@ without a definition in ONNX Runtime."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -224,12 +225,14 @@ class _RoughSteps(Reals):
 
 
 def _work_of_loops(model: Model) -> float:
-    """The number of elements that all steps of the loops compute."""
+    """The number of elements that all steps of the loops compute; infinite where only a run knows
+    the number of steps."""
     total = 0.0
     for node in model.nodes():
         if traits(node).lowering is Lowering.STEPS:
             step = sum(usual_size(dim_product(n.shape)) for n in node.attr("body") if isinstance(n.type, Tensor))
-            total += usual_size(node.args[node.attr("states")].shape[0]) * step
+            count = node.args[node.attr("states")].shape[0]
+            total += count * step if isinstance(count, int) else math.inf
     return total
 
 

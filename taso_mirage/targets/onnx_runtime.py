@@ -34,9 +34,13 @@ DOMAINS = STANDARD | {"com.microsoft"}
 EXTENSIONS = {
     "bfloat16": (16, np.uint16),
     "float8_e4m3fn": (17, np.uint8),
+    "float8_e4m3fnuz": (18, np.uint8),
     "float8_e5m2": (19, np.uint8),
+    "float8_e5m2fnuz": (20, np.uint8),
 }
 """Floats that numpy does not have: ONNX's numbers, and the integers of as many bits."""
+PAIRS = {"uint4": 21, "int4": 22}
+"""Integers of which two are in a byte, the first in the low bits: ONNX's numbers."""
 WEIGHTS = "weights"
 """The file of large weights beside a model that the runtime wrote: protobuf ends at 2 GB."""
 
@@ -137,12 +141,14 @@ def ort_values(arrays: Arrays) -> dict[str, Any]:
 
 
 def ort_value(array: Any) -> Any:
-    """An array in a form that the runtime accepts, also of floats that numpy does not have."""
+    """An array in a form that the runtime accepts, also of dtypes that numpy does not have."""
     from onnxruntime import OrtValue
 
     whole = np.ascontiguousarray(array).reshape(np.shape(array))
     if whole.dtype.kind in "OUS":
         return _texts_value(whole)
+    if whole.dtype.name in PAIRS:
+        return _pairs_value(whole)
     if whole.dtype.name not in EXTENSIONS:
         return OrtValue.ortvalue_from_numpy(whole)
     number, bits = EXTENSIONS[whole.dtype.name]
@@ -156,10 +162,20 @@ def _texts_value(array: Any) -> Any:
     return opened_session(model_holding(array), ["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
 
 
+def _pairs_value(array: Any) -> Any:
+    from onnxruntime import OrtValue
+
+    value = OrtValue.ortvalue_from_shape_and_type(array.shape, PAIRS[array.dtype.name], "cpu")
+    each = np.resize(array.astype(np.uint8) & 15, array.size + array.size % 2)
+    content = (each[::2] | each[1::2] << 4).tobytes()
+    ctypes.memmove(value.data_ptr(), content, len(content))
+    return value
+
+
 def run_of(session: Any, inputs: Arrays, options: Any = None) -> Callable[[], Sequence[Any]]:
     """A run whose inputs are converted already; its outputs are as the runtime gives them."""
     given = {np.asarray(array).dtype.name for array in inputs.values()}
-    if EXTENSIONS.keys() & {*given, *map(_dtype, (each.type for each in session.get_outputs()))}:
+    if (EXTENSIONS.keys() | PAIRS.keys()) & {*given, *map(_dtype, (each.type for each in session.get_outputs()))}:
         return partial(session.run_with_ort_values, None, ort_values(inputs), options)
     return partial(session.run, None, dict(inputs), options)
 
@@ -189,9 +205,13 @@ def _array(value: Any, dtype: str) -> Any:
     """A run's output as an array, from its bytes if the runtime cannot convert its dtype."""
     if not hasattr(value, "data_ptr"):
         return value
-    if dtype not in EXTENSIONS:
+    if dtype not in EXTENSIONS and dtype not in PAIRS:
         return value.numpy()
     shape, whole = tuple(value.shape()), numpy_dtype(dtype)
+    if dtype in PAIRS:
+        count = prod(shape)
+        each = np.frombuffer(ctypes.string_at(value.data_ptr(), -(-count // 2)) if count else b"", np.uint8)
+        return np.stack([each & 15, each >> 4], -1).reshape(-1)[:count].astype(whole).reshape(shape)
     content = ctypes.string_at(value.data_ptr(), prod(shape) * whole.itemsize) if prod(shape) else b""
     return np.frombuffer(content, whole).reshape(shape)
 
@@ -209,8 +229,7 @@ def fixed_input_types(session: Any) -> dict[str, Tensor]:
 def _dtype(text: str) -> str:
     """Our name of ONNX Runtime's `tensor(float)`."""
     name = text.removeprefix("tensor(").removesuffix(")")
-    names = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
-    return names.get(name, name)
+    return {"float": "float32", "double": "float64"}.get(name, name.replace("float8e", "float8_e"))
 
 
 def runtime_nodes(source: Source, providers: Sequence[Provider], zeros: int = 0) -> int:

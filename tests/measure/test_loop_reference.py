@@ -84,3 +84,11 @@ def test_a_loop_of_much_work_is_rounded_in_its_results(monkeypatch: pytest.Monke
 
 def read(text: str) -> Model:
     return from_memory(parse(text))
+
+
+def test_the_steps_of_a_loop_whose_number_only_a_run_knows_stay_one_operator() -> None:
+    text = ADDED.replace("{more}", "").replace("400", "N")
+    inputs = {"s0": np.zeros(1, np.float32), "X": np.full((5, 1), 0.1, np.float32)}
+    last, every = RoughReference(read(text), 0, 1.0)(inputs)
+    np.testing.assert_allclose(last, [0.5], 1e-5)
+    assert every.shape == (5, 1)
