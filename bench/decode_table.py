@@ -7,19 +7,20 @@ from typing import Any
 
 
 def decode(found: dict[str, Any]) -> list[str]:
-    """A line for each model and runtime: microseconds and tokens a second, the share of the floor,
-    and the distance of its logits from those in single precision."""
+    """A line for each model and runtime: microseconds, tokens a second of all sequences, the share
+    of the floor, and the distance of its logits from those in single precision."""
     lines = [
-        "| model | runtime | us a token | tokens a second | floor over time | divergence | likelihood | same tokens |"
+        "| model | runtime | us a step | tokens a second | floor over time | divergence | likelihood | same tokens |"
     ]
     lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = [row for row in found["rows"] if "us" in row]
     for row in rows:
         for name, us in row["us"].items():
-            worth = row["quality"][name]
-            distance = f"{worth['divergence']:.2g} | {worth['likelihood']:.4f} | {worth['same']} of {row['tokens']}"
+            worth, batch = row["quality"][name], row.get("batch", 1)
+            same = f"{worth['same']} of {batch * row['tokens']}"
+            distance = f"{worth['divergence']:.2g} | {worth['likelihood']:.4f} | {same}"
             lines.append(
-                f"| {row['case']} | {name} | {us:.0f} | {1e6 / us:.1f} | {row['floor_us'] / us:.2f} | {distance} |"
+                f"| {row['case']} | {name} | {us:.0f} | {1e6 * batch / us:.1f} | {row['floor_us'] / us:.2f} | {distance} |"
             )
     floors = ", ".join(f"{row['case']} {row['bytes'] / 1e9:.2f} GB in {row['floor_us']:.0f} us" for row in rows)
     where = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
