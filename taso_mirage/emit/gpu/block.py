@@ -165,7 +165,7 @@ class TritonBlock(LaunchedFunction):
         names = tuple([buffer.name for _, buffer in memory.tensors])
         later = any(buffer.role == "scratch" for x in term.reads for buffer in buffers_of(x))
         blocks = math.prod(map(usual_size, term.grid))
-        guess = guessed(blocks, term.loop, memory.largest, memory.in_flight, later)
+        guess = guessed(blocks, term.loop, memory.largest, memory.in_flight, later or self.tiles.narrow)
         guess = replace(guess, warps=warps(term.products) or guess.warps, precision=self.tiles.single or IEEE)
         return TritonLaunch(
             *(term.name, term.grid, term.loop, names, schedule or guess),

@@ -32,7 +32,7 @@ from taso_mirage.operators.ops import traits
 PIECES, WORDS, COLUMNS = 4, 4, 8
 """Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
 LANE_WORDS = PIECES * WORDS
-WARPS = 32
+WARPS = 8
 """The largest number of warps of a block."""
 LARGE, SMALL = 2.0**15, 2.0**-17
 """The absolute value from which x is multiplied by a power of two, and that: then the product of

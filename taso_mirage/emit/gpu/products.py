@@ -219,7 +219,9 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
         others = math.prod(power_of_two(xp.axes_of.largest(axes[c])) for c in group[:-1])
         least = 2 * LEAST if group is inner and wanted in (*SMALL_FLOATS, "int8") else LEAST
         xp.axes_of.demand(axes[group[-1]], least // others)
-    sides = " x ".join(str(math.prod(xp.axes_of.lanes(axes[c]) for c in group)) for group in (rows, inner, columns))
+    lanes = [math.prod(xp.axes_of.lanes(axes[c]) for c in group) for group in (rows, inner, columns)]
+    xp.narrow = xp.narrow or min(lanes[0], lanes[2]) == LEAST
+    sides = " x ".join(map(str, lanes))
     summed = "int32" if wanted == "int8" else "float32"
     shown = f"{wanted} operands, {summed} sums".replace("float32", "fp32")
     xp.notes.append(f"{xp.hint}: a dot of {sides} lanes, {shown}.")

@@ -111,13 +111,14 @@ class LaunchSchedule:
             raise ValueError(f"no schedule of a launch: {str((*numbers, *flags, self.precision))[:100]}")
 
 
-def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
+def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, few: bool) -> LaunchSchedule:
     """A first schedule: a thread has 16 elements of the largest tile; 64 in a loop, whose loads
-    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that runs `later` than
-    another, whose blocks still occupy processors. As many loads are in flight as fit, beside those
-    of a second block if there are more blocks than an H100 has processors."""
+    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that wants `few` warps:
+    it runs later than another, whose blocks still occupy processors, or multiplies matrices of
+    which one has the fewest rows. As many loads are in flight as fit, beside those of a second
+    block if there are more blocks than an H100 has processors."""
     if loop == 1:
-        return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
+        return LaunchSchedule(_within(1, power_of_two(largest // (2048 if few else 512)), 8))
     room = SHARED if blocks <= H100.processors else H100.shared // 2
     stages = _within(1, room // max(in_flight, 1), min(4, loop if isinstance(loop, int) else 4))
     return LaunchSchedule(_within(4, power_of_two(largest // 2048), 8), stages)

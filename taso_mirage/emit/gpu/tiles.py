@@ -88,8 +88,9 @@ class Tiles(Meaning[Tile]):
         self.raised: dict[str, Callable[[int], Expression]] = {}
         """Integers in half precision that were made with a number that is still to be taken away,
         and the code of them less another one, which is taken away with it."""
-        self.goes_on, self.rows, self.single = False, 0, ""
-        """Whether it goes on to another product, the least rows of one, the first of PRECISIONS."""
+        self.goes_on, self.narrow, self.rows, self.single = False, False, 0, ""
+        """Whether it goes on to another product, whether a product has the fewest rows or columns,
+        the least rows of one that goes on, the first of PRECISIONS."""
         self.notes: list[str] = []  # why products are computed as they are
 
     def shape(self, a: Tile) -> Shape:
