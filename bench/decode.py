@@ -4,14 +4,17 @@ torch.compile, and beside the seconds in which the weights are read once.
 
     python bench/decode.py [--device cuda] [--only NAME ...] [--past 1024] [--tokens 128]
         [--budget 60] [--effort thorough] [--models DIR] [--small]
+        [--pasts 1 64 1024 ...] [--soak 10000]
 
 After a prompt of `--past` random tokens, each runtime generates so many tokens for each sequence of
 the batch: caches stay on the device and are written in place, and the next tokens, which the step
 finds as the largest logits, go to the host and back. Then each runtime gets the tokens that the
 module in single precision generates, and its logits are compared with those: the mean
 Kullback-Leibler divergence, the mean negative log-likelihood of these tokens, and the number of
-tokens that are the same. On a GPU it also lists the kernels of a step of each ONNX model (`step_timeline.py`). Writes
-bench/results/decode-DEVICE.json.
+tokens that are the same. On a GPU it also lists the kernels of a step of each ONNX model
+(`step_timeline.py`). With `--pasts` a step is also measured at these positions, with `--soak` our
+model also runs so many steps, then in several sessions and threads at once (`decode_runs.py`).
+Writes bench/results/decode-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import decode_runs
 import end_to_end_common as common
 import minute
 import step_timeline
+from decode_runs import Tokens
 from end_to_end_common import ALONE, ROOT
 from rows import Rows
 
@@ -42,8 +47,6 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
 
 NAMES = ("llama_decode", "qwen2_decode", "int4_decode", "moe_decode", "llama_decode_b8", "lora_decode")
-Tokens = np.ndarray[Any, np.dtype[np.int64]]
-"""Those of a step: one for each sequence of the batch."""
 COPIED = 1 << 30
 """The bytes that are copied for the bandwidth of the device."""
 LONG = 1200.0
@@ -64,7 +67,8 @@ class Bound:
 
     def __init__(self, session: Any, device: str, caches: Mapping[str, Any]) -> None:
         self.session, self.binding = session, session.io_binding()
-        kept = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v, device, 0) for k, v in caches.items()}
+        # On a CPU a value has the array's own memory, which each step would write.
+        kept = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v.copy(), device, 0) for k, v in caches.items()}
         batch = len(next(iter(caches.values())))
         self.given = {
             name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.int64), device, 0)
@@ -190,7 +194,7 @@ def generated(name: str, options: argparse.Namespace) -> None:
     import minute_models
     import torch
 
-    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}, "timeline": {}}
+    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}, "timeline": {}, "pasts": {}}
     module, inputs = minute_models.FORMS[name](options.device, options.small)
     batch, _, length, _ = inputs["past_key_0"].shape
     past = min(options.past, length - options.tokens - 1)
@@ -212,14 +216,38 @@ def generated(name: str, options: argparse.Namespace) -> None:
             step = opened()
             found["quality"][key] = quality(logits_of(step, tokens, past), wanted)
             found["us"][key] = round(1e6 * min(generate(step, first, past, options.tokens)[1] for _ in "123"), 1)
+            if options.pasts:
+                found["pasts"][key] = decode_runs.at_positions(step, first, options.pasts, length)
             if options.device == "cuda" and isinstance(step, Bound):
                 found["timeline"][key] = step_timeline.timeline(step.run)
         except Exception as error:  # a peer that fails has no figure
             found["absent"][key] = f"{type(error).__name__}: {native.first_line(error)}"
         step = None  # two runtimes at once need the memory of both
+    if options.soak:
+        found["soak"] = soaked(name, options, arrays, first, past, length)
     found["bytes"] = decoders.bytes_of_a_step(module, batch, past, minute_models.FORMS[name].bits)
     found["floor_us"] = round(1e6 * found["bytes"] / bandwidth(options.device), 1)
     print(json.dumps({**found, "batch": batch, "past": past, "tokens": options.tokens}))
+
+
+def soaked(
+    name: str, options: argparse.Namespace, arrays: Mapping[str, Any], first: Tokens, past: int, length: int
+) -> dict[str, Any]:
+    """What a soak of our model finds, or why there is none. Its sessions capture no CUDA graph,
+    which would have the addresses of one thread's caches."""
+    path = minute.result_path(options.models, name, options.budget)
+
+    class Ours:
+        def session(self) -> Any:
+            return taso_mirage.session(path, trust_kernels=True)
+
+        def step(self, session: Any) -> Step:
+            return Bound(session, options.device, arrays)
+
+    try:
+        return decode_runs.soak(Ours(), first, past, length, options.soak, options.device)
+    except Exception as error:  # the row is kept
+        return {"failed": f"{type(error).__name__}: {native.first_line(error)}"}
 
 
 def prefilled(module: Any, prompt: Any, empty: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,6 +303,7 @@ def row(name: str, options: argparse.Namespace, clock: minute.Clock) -> dict[str
     asked = [str(Path(__file__).resolve()), "--generate", name, "--budget", str(options.budget)]
     asked += [*minute.common_options(options, options.models), "--modes", *options.modes]
     asked += ["--past", str(options.past), "--tokens", str(options.tokens)]
+    asked += ["--soak", str(options.soak), "--pasts", *map(str, options.pasts)]
     done = minute.process(asked, clock.within(LONG), options.models)
     try:
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -289,6 +318,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--past", type=int, default=1024, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens that are generated")
+    parser.add_argument("--pasts", type=int, nargs="*", default=[], help="positions at which a step is measured")
+    parser.add_argument("--soak", type=int, default=0, metavar="STEPS", help="run so many steps of our model")
     parser.add_argument("--budget", type=float, default=60.0, help="of our command")
     parser.add_argument("--effort", help="of our command")
     parser.add_argument("--modes", nargs="*", choices=minute.MODES, default=["max-autotune"], help="of torch.compile")

@@ -27,6 +27,18 @@ def decode(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Weights and caches that a step reads: {floors}. {found['device']}; {where}."]
 
 
+def pasts(found: dict[str, Any]) -> list[str]:
+    """For each model and runtime the microseconds of a step at each position that was measured."""
+    rows = [row for row in found["rows"] if any(row.get("pasts", {}).values())]
+    places = sorted({int(each) for row in rows for times in row["pasts"].values() for each in times})
+    lines = ["| model | runtime | " + " | ".join(map(str, places)) + " |", "|---|---|" + "---:|" * len(places)]
+    for row in rows:
+        for name, times in row["pasts"].items():
+            told = [f"{times[str(each)]:.0f}" if str(each) in times else "" for each in places]
+            lines.append(f"| {row['case']} | {name} | " + " | ".join(told) + " |")
+    return lines
+
+
 SHOWN = 3
 """The kinds of kernels of a step that a table lists."""
 
