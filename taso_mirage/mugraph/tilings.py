@@ -98,8 +98,7 @@ def tiled(
     for allowed, have in zip(counts, (model.blocks, model.iterations), strict=True):
         fits &= np.isin(have, allowed) if allowed is not None else True
     seconds = np.where(fits, model.seconds(), np.inf)
-    # blocks of a general device share a cache one after the other
-    held = 0 * model.one if device.general else model.shared() + model.sums()
+    held = model.held()
     fine = map(int, np.flatnonzero(np.isfinite(seconds)))
     order = sorted(fine, key=lambda i: rank(float(seconds[i]), float(held[i])))
     if not device.general:
@@ -221,13 +220,26 @@ class _Model(TileWork):
         longest = np.maximum(from_memory + moved / (device.cache * busy), computing)
         return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
 
+    def held(self) -> TileCounts:
+        """The bytes that a block holds, of which fewer are better where times are equal. Where
+        weights stay in registers it is the number of blocks, since each computes x again. Blocks of
+        a general device share a cache one after the other."""
+        if self.device.general:
+            return 0 * self.one
+        return np.where(self._in_registers(), self.blocks, self.shared() + self.sums())
+
+    def _in_registers(self) -> TileCounts:
+        """Whether it is one row times weights of a few bits (`emit/gpu/block_products.py`)."""
+        words = self._words_of_one_row()
+        bytes_ = self._total([self._tile(c) * self._bytes(c) for c in words])
+        return np.asarray(self.once & (bytes_ <= HELD) & bool(words))
+
     def _prepared(self) -> KernelWork:
-        """The work of the kernel on a GPU: one row times weights of a few bits is fewer operations
-        (`emit/gpu/block_products.py`)."""
-        found, words = self.work(), self._words_of_one_row()
-        if not words:
+        """The work of the kernel on a GPU: products of one row with weights of a few bits are fewer
+        operations."""
+        found, soon = self.work(), self._in_registers()
+        if not np.any(soon):
             return found
-        soon = self.once & (self._total([self._tile(c) * self._bytes(c) for c in words]) <= HELD)
         share = np.where(soon, BY_WORDS, 1)
         return replace(
             found,

@@ -32,8 +32,9 @@ from taso_mirage.operators.ops import traits
 PIECES, WORDS, COLUMNS = 4, 4, 8
 """Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
 LANE_WORDS = PIECES * WORDS
-WARPS = 8
-"""The largest number of warps of a block."""
+WARPS, LOADS = 8, 8
+"""The largest number of warps of a block, and the loads of 16 bytes of weights that a thread has if
+there are fewer warps."""
 LARGE, SMALL = 2.0**15, 2.0**-17
 """The absolute value from which x is multiplied by a power of two, and that: then the product of
 two numbers in half precision is in its range."""
@@ -141,8 +142,10 @@ def held(products: Mapping[Node, BlockProduct], node: Node) -> int:
 
 
 def warps(products: Mapping[Node, BlockProduct]) -> int:
-    """The number of warps, one for each group of blocks; 0 without such products."""
-    return max((min(power_of_two(p.lines[0]), WARPS) for p in products.values()), default=0)
+    """The number of warps, at most one for each group of blocks; 0 without such products."""
+    groups = max((p.lines[0] for p in products.values()), default=0)
+    loads = sum(math.prod(p.shape) * p.bits // 128 for p in products.values())
+    return min(power_of_two(groups), power_of_two(max(loads // (32 * LOADS), 1)), WARPS) if groups else 0
 
 
 def _operands(node: Node, alone: set[Node]) -> tuple[Node, ...]:
