@@ -233,8 +233,8 @@ def generated(name: str, options: argparse.Namespace) -> None:
 def soaked(
     name: str, options: argparse.Namespace, arrays: Mapping[str, Any], first: Tokens, past: int, length: int
 ) -> dict[str, Any]:
-    """What a soak of our model finds, or why there is none. Its sessions capture no CUDA graph,
-    which would have the addresses of one thread's caches."""
+    """The findings of a soak of our model, or the error that ended it. Sessions capture no CUDA
+    graph, which would have the addresses of one thread's caches."""
     path = minute.result_path(options.models, name, options.budget)
 
     class Ours:

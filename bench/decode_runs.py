@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
-"""Those of a step: one for each sequence of the batch."""
+"""The tokens of a step: one for each sequence of the batch."""
 Call = Callable[[Tokens, int], Tokens]
 """A step: the next tokens after those at a position."""
 SESSIONS, THREADS = 2, 4
-"""Of a soak: sessions at once, and threads of each, all with their own caches."""
+"""The sessions of a soak at once, and the threads of each, all with their own caches."""
 WARM = 100
 """Steps before the memory is read the first time."""
 TIMED = 50
@@ -24,7 +24,7 @@ TIMED = 50
 
 
 class Opened(Protocol):
-    """What a soak needs of a runtime: a session, and steps of it with their own caches."""
+    """A runtime as a soak needs it: a session, and steps of it with their own caches."""
 
     def session(self) -> Any: ...
 

@@ -119,8 +119,8 @@ def test_a_step_is_measured_at_positions_within_the_caches_only() -> None:
 
 
 class Counter:
-    """A step whose tokens depend on those before, as caches do; those of the 19th are wrong, and the
-    20th fails."""
+    """Steps whose tokens depend on those before, as with caches. The 19th gives wrong ones, and
+    the 20th fails."""
 
     def __init__(self) -> None:
         self.made = 0
