@@ -4,14 +4,17 @@ torch.compile, and beside the seconds in which the weights are read once.
 
     python bench/decode.py [--device cuda] [--only NAME ...] [--past 1024] [--tokens 128]
         [--budget 60] [--effort thorough] [--models DIR] [--small]
+        [--pasts 1 64 1024 ...] [--soak 10000]
 
-After a prompt of `--past` random tokens, each runtime generates so many tokens: caches stay on the
-device and are written in place, and the next token, which the step finds as the largest logit, goes
-to the host and back. Then each runtime gets the tokens that the module in single precision
-generates, and its logits are compared with those: the mean Kullback-Leibler divergence, the mean
-negative log-likelihood of these tokens, and the number of tokens that are the same. On a GPU it
-also lists the kernels of a step of each ONNX model (`step_timeline.py`). Writes
-bench/results/decode-DEVICE.json.
+After a prompt of `--past` random tokens, each runtime generates so many tokens for each sequence of
+the batch: caches stay on the device and are written in place, and the next tokens, which the step
+finds as the largest logits, go to the host and back. Then each runtime gets the tokens that the
+module in single precision generates, and its logits are compared with those: the mean
+Kullback-Leibler divergence, the mean negative log-likelihood of these tokens, and the number of
+tokens that are the same. On a GPU it also lists the kernels of a step of each ONNX model
+(`step_timeline.py`). With `--pasts` a step is also measured at these positions, with `--soak` our
+model also runs so many steps, then in several sessions and threads at once (`decode_runs.py`).
+Writes bench/results/decode-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import decode_runs
 import end_to_end_common as common
 import minute
 import step_timeline
+from decode_runs import Tokens
 from end_to_end_common import ALONE, ROOT
 from rows import Rows
 
@@ -41,7 +46,7 @@ from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import target as named
 
-NAMES = ("llama_decode", "qwen2_decode", "int4_decode", "moe_decode")
+NAMES = ("llama_decode", "qwen2_decode", "int4_decode", "moe_decode", "llama_decode_b8", "lora_decode")
 COPIED = 1 << 30
 """The bytes that are copied for the bandwidth of the device."""
 LONG = 1200.0
@@ -49,11 +54,12 @@ LONG = 1200.0
 
 
 class Step(Protocol):
-    """A runtime's step for a token at a position."""
+    """A runtime's step for the tokens of all sequences at a position. Logits are of shape
+    (batch, vocabulary)."""
 
-    def __call__(self, token: int, position: int) -> int: ...
+    def __call__(self, tokens: Tokens, position: int) -> Tokens: ...
 
-    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]: ...
+    def logits(self, tokens: Tokens, position: int) -> np.ndarray[Any, Any]: ...
 
 
 class Bound:
@@ -61,10 +67,12 @@ class Bound:
 
     def __init__(self, session: Any, device: str, caches: Mapping[str, Any]) -> None:
         self.session, self.binding = session, session.io_binding()
-        kept = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v, device, 0) for k, v in caches.items()}
+        # On a CPU a value has the array's own memory, which each step would write.
+        kept = {k: onnxruntime.OrtValue.ortvalue_from_numpy(v.copy(), device, 0) for k, v in caches.items()}
+        batch = len(next(iter(caches.values())))
         self.given = {
             name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.int64), device, 0)
-            for name, shape in (("input_ids", (1, 1)), ("position", (1,)))
+            for name, shape in (("input_ids", (batch, 1)), ("position", (1,)))
         }
         for name, value in {**self.given, **kept}.items():
             self.binding.bind_ortvalue_input(name, value)
@@ -76,16 +84,17 @@ class Bound:
         for each, value in zip((following, logits, *written), values, strict=True):
             self.binding.bind_ortvalue_output(each.name, value)
 
-    def __call__(self, token: int, position: int) -> int:
-        self.given["input_ids"].update_inplace(np.array([[token]]))
+    def __call__(self, tokens: Tokens, position: int) -> Tokens:
+        self.given["input_ids"].update_inplace(tokens[:, None])
         self.given["position"].update_inplace(np.array([position]))
         self.binding.synchronize_inputs()
         self.run()
-        return int(self.following.numpy().item())
+        found: Tokens = self.following.numpy().reshape(-1)
+        return found
 
-    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]:
-        self(token, position)
-        found: np.ndarray[Any, Any] = self.scores.numpy().reshape(-1)
+    def logits(self, tokens: Tokens, position: int) -> np.ndarray[Any, Any]:
+        self(tokens, position)
+        found: np.ndarray[Any, Any] = self.scores.numpy().reshape(len(tokens), -1)
         return found
 
     def run(self) -> None:
@@ -104,7 +113,8 @@ class Module:
         self.caches = {k: v.clone() for k, v in caches.items()}
         for each in self.caches.values():
             torch._dynamo.mark_static_address(each)
-        self.given = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        batch = len(next(iter(caches.values())))
+        self.given = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         self.given = tuple(each.to(self.device) for each in self.given)
 
         def step(token: Any, position: Any) -> Any:
@@ -112,16 +122,17 @@ class Module:
 
         self.call = step if mode is None else torch.compile(step, mode=mode)
 
-    def __call__(self, token: int, position: int) -> int:
-        return int(self.run(token, position)[1].item())
-
-    def logits(self, token: int, position: int) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = self.run(token, position)[0].reshape(-1).cpu().numpy()
+    def __call__(self, tokens: Tokens, position: int) -> Tokens:
+        found: Tokens = self.run(tokens, position)[1].reshape(-1).cpu().numpy()
         return found
 
-    def run(self, token: int, position: int) -> Any:
+    def logits(self, tokens: Tokens, position: int) -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = self.run(tokens, position)[0].reshape(len(tokens), -1).cpu().numpy()
+        return found
+
+    def run(self, tokens: Tokens, position: int) -> Any:
         with self.torch.inference_mode():
-            self.given[0].fill_(token)
+            self.given[0].copy_(self.torch.from_numpy(tokens)[:, None])
             self.given[1].fill_(position)
             return self.call(*self.given)
 
@@ -129,8 +140,8 @@ class Module:
 # ---------------------------------------------------------------- generation
 
 
-def generate(step: Step, first: int, past: int, count: int) -> tuple[list[int], float]:
-    """The tokens that follow, and the median seconds of one."""
+def generate(step: Step, first: Tokens, past: int, count: int) -> tuple[list[Tokens], float]:
+    """The tokens that follow, and the median seconds of a step."""
     tokens, times = [first], []
     for i in range(count):
         start = time.perf_counter()
@@ -139,9 +150,9 @@ def generate(step: Step, first: int, past: int, count: int) -> tuple[list[int], 
     return tokens[1:], float(np.median(times))
 
 
-def logits_of(step: Step, tokens: Sequence[int], past: int) -> np.ndarray[Any, Any]:
-    """The logits after each of these tokens."""
-    return np.stack([step.logits(token, past + i).astype(np.float64) for i, token in enumerate(tokens)])
+def logits_of(step: Step, tokens: Sequence[Tokens], past: int) -> np.ndarray[Any, Any]:
+    """The logits after each of these tokens: a row for each step and sequence."""
+    return np.concatenate([step.logits(each, past + i).astype(np.float64) for i, each in enumerate(tokens)])
 
 
 def quality(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -183,18 +194,20 @@ def generated(name: str, options: argparse.Namespace) -> None:
     import minute_models
     import torch
 
-    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}, "timeline": {}}
+    found: dict[str, Any] = {"absent": {}, "us": {}, "quality": {}, "timeline": {}, "pasts": {}}
     module, inputs = minute_models.FORMS[name](options.device, options.small)
-    past = min(options.past, inputs["past_key_0"].shape[2] - options.tokens - 1)
+    batch, _, length, _ = inputs["past_key_0"].shape
+    past = min(options.past, length - options.tokens - 1)
     empty = {k: v for k, v in inputs.items() if k.startswith("past")}
-    prompt = torch.from_numpy(np.random.default_rng(0).integers(0, module.module.config.vocab_size, past + 1))
+    prompt = np.random.default_rng(0).integers(0, module.module.config.vocab_size, (batch, past + 1))
+    before, first = torch.from_numpy(prompt[:, :past]), prompt[:, past].copy()
     with torch.inference_mode():
-        caches = prefilled(module, prompt[:past], empty)
+        caches = prefilled(module, before, empty)
         single = minute_models.FORMS[name](options.device, options.small)[0].float()
-        filled = prefilled(single, prompt[:past], {k: v.float() for k, v in empty.items()})
+        filled = prefilled(single, before, {k: v.float() for k, v in empty.items()})
         reference = Module(single, filled, None)
-        tokens, _ = generate(reference, int(prompt[past]), past, options.tokens)
-        tokens = [int(prompt[past]), *tokens[:-1]]
+        tokens, _ = generate(reference, first, past, options.tokens)
+        tokens = [first, *tokens[:-1]]
         wanted = logits_of(reference, tokens, past)
         del single, reference, filled
     arrays = {k: v.cpu().numpy() for k, v in caches.items()}
@@ -202,26 +215,50 @@ def generated(name: str, options: argparse.Namespace) -> None:
         try:
             step = opened()
             found["quality"][key] = quality(logits_of(step, tokens, past), wanted)
-            found["us"][key] = round(1e6 * min(generate(step, tokens[0], past, options.tokens)[1] for _ in "123"), 1)
+            found["us"][key] = round(1e6 * min(generate(step, first, past, options.tokens)[1] for _ in "123"), 1)
+            if options.pasts:
+                found["pasts"][key] = decode_runs.at_positions(step, first, options.pasts, length)
             if options.device == "cuda" and isinstance(step, Bound):
                 found["timeline"][key] = step_timeline.timeline(step.run)
         except Exception as error:  # a peer that fails has no figure
             found["absent"][key] = f"{type(error).__name__}: {native.first_line(error)}"
         step = None  # two runtimes at once need the memory of both
-    found["bytes"] = decoders.bytes_of_a_step(module, past, minute_models.FORMS[name].bits)
+    if options.soak:
+        found["soak"] = soaked(name, options, arrays, first, past, length)
+    found["bytes"] = decoders.bytes_of_a_step(module, batch, past, minute_models.FORMS[name].bits)
     found["floor_us"] = round(1e6 * found["bytes"] / bandwidth(options.device), 1)
-    print(json.dumps({**found, "past": past, "tokens": options.tokens}))
+    print(json.dumps({**found, "batch": batch, "past": past, "tokens": options.tokens}))
+
+
+def soaked(
+    name: str, options: argparse.Namespace, arrays: Mapping[str, Any], first: Tokens, past: int, length: int
+) -> dict[str, Any]:
+    """The findings of a soak of our model, or the error that ended it. Sessions capture no CUDA
+    graph, which would have the addresses of one thread's caches."""
+    path = minute.result_path(options.models, name, options.budget)
+
+    class Ours:
+        def session(self) -> Any:
+            return taso_mirage.session(path, trust_kernels=True)
+
+        def step(self, session: Any) -> Step:
+            return Bound(session, options.device, arrays)
+
+    try:
+        return decode_runs.soak(Ours(), first, past, length, options.soak, options.device)
+    except Exception as error:  # the row is kept
+        return {"failed": f"{type(error).__name__}: {native.first_line(error)}"}
 
 
 def prefilled(module: Any, prompt: Any, empty: Mapping[str, Any]) -> dict[str, Any]:
-    """The caches after a prompt."""
+    """The caches after a prompt: (batch, past) tokens."""
     kept, device = {k: v.clone() for k, v in empty.items()}, next(iter(empty.values())).device
     import decoders
     import torch
 
-    place = torch.arange(len(prompt), device=device)
+    place = torch.arange(prompt.shape[1], device=device)
     decoders.gather_experts(module.module, False)
-    found = module.module(input_ids=prompt[None].to(device), use_cache=True).past_key_values
+    found = module.module(input_ids=prompt.to(device), use_cache=True).past_key_values
     decoders.gather_experts(module.module, True)
     pairs = [each for layer in found.layers for each in (layer.keys, layer.values)]
     for cache, new in zip(kept.values(), pairs, strict=True):
@@ -266,6 +303,7 @@ def row(name: str, options: argparse.Namespace, clock: minute.Clock) -> dict[str
     asked = [str(Path(__file__).resolve()), "--generate", name, "--budget", str(options.budget)]
     asked += [*minute.common_options(options, options.models), "--modes", *options.modes]
     asked += ["--past", str(options.past), "--tokens", str(options.tokens)]
+    asked += ["--soak", str(options.soak), "--pasts", *map(str, options.pasts)]
     done = minute.process(asked, clock.within(LONG), options.models)
     try:
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -280,6 +318,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--past", type=int, default=1024, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens that are generated")
+    parser.add_argument("--pasts", type=int, nargs="*", default=[], help="positions at which a step is measured")
+    parser.add_argument("--soak", type=int, default=0, metavar="STEPS", help="run so many steps of our model")
     parser.add_argument("--budget", type=float, default=60.0, help="of our command")
     parser.add_argument("--effort", help="of our command")
     parser.add_argument("--modes", nargs="*", choices=minute.MODES, default=["max-autotune"], help="of torch.compile")

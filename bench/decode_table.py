@@ -7,23 +7,36 @@ from typing import Any
 
 
 def decode(found: dict[str, Any]) -> list[str]:
-    """A line for each model and runtime: microseconds and tokens a second, the share of the floor,
-    and the distance of its logits from those in single precision."""
+    """A line for each model and runtime: microseconds, tokens a second of all sequences, the share
+    of the floor, and the distance of its logits from those in single precision."""
     lines = [
-        "| model | runtime | us a token | tokens a second | floor over time | divergence | likelihood | same tokens |"
+        "| model | runtime | us a step | tokens a second | floor over time | divergence | likelihood | same tokens |"
     ]
     lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = [row for row in found["rows"] if "us" in row]
     for row in rows:
         for name, us in row["us"].items():
-            worth = row["quality"][name]
-            distance = f"{worth['divergence']:.2g} | {worth['likelihood']:.4f} | {worth['same']} of {row['tokens']}"
+            worth, batch = row["quality"][name], row.get("batch", 1)
+            same = f"{worth['same']} of {batch * row['tokens']}"
+            distance = f"{worth['divergence']:.2g} | {worth['likelihood']:.4f} | {same}"
             lines.append(
-                f"| {row['case']} | {name} | {us:.0f} | {1e6 / us:.1f} | {row['floor_us'] / us:.2f} | {distance} |"
+                f"| {row['case']} | {name} | {us:.0f} | {1e6 * batch / us:.1f} | {row['floor_us'] / us:.2f} | {distance} |"
             )
     floors = ", ".join(f"{row['case']} {row['bytes'] / 1e9:.2f} GB in {row['floor_us']:.0f} us" for row in rows)
     where = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return [*lines, "", f"Weights and caches that a step reads: {floors}. {found['device']}; {where}."]
+
+
+def pasts(found: dict[str, Any]) -> list[str]:
+    """For each model and runtime the microseconds of a step at each position that was measured."""
+    rows = [row for row in found["rows"] if any(row.get("pasts", {}).values())]
+    places = sorted({int(each) for row in rows for times in row["pasts"].values() for each in times})
+    lines = ["| model | runtime | " + " | ".join(map(str, places)) + " |", "|---|---|" + "---:|" * len(places)]
+    for row in rows:
+        for name, times in row["pasts"].items():
+            told = [f"{times[str(each)]:.0f}" if str(each) in times else "" for each in places]
+            lines.append(f"| {row['case']} | {name} | " + " | ".join(told) + " |")
+    return lines
 
 
 SHOWN = 3

@@ -117,17 +117,44 @@ def room(kind: str, length: int = 2048, batch: int = 1, **options: Any) -> Built
     return Room(module), {"input_ids": tokens(batch, 1), "position": torch.tensor([length // 2]), **caches}
 
 
-def bytes_of_a_step(module: Room, past: int, bits: int = 0) -> int:
-    """The bytes of weights and of cached rows that a step reads once: none of the embedding, and of
-    experts only those that a token chooses. With `bits`, linear layers are stored in so many, and
-    have a scale in half precision for each block of BLOCK weights."""
+class Adapted(nn.Module):
+    """A linear layer beside which a product of two narrow ones is added: an adapter of LoRA (Hu et
+    al., 2021) that is not merged into the weights, as `peft` computes it."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        for each in (self.down, self.up):
+            nn.init.normal_(each.weight, std=0.02)  # as transformers initializes the base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.base(x) + self.up(self.down(x)) * self.scale
+        return found
+
+
+def adapted(rank: int = 16, scale: float = 2.0, **options: Any) -> Built:
+    """A `room` whose linear layers, other than the head, have adapters of this rank."""
+    module, inputs = room(**options)
+    layers = module.module.get_decoder()
+    for name, each in [*layers.named_modules()]:
+        if isinstance(each, nn.Linear):
+            layers.set_submodule(name, Adapted(each, rank, scale))
+    return module, inputs
+
+
+def bytes_of_a_step(module: Room, batch: int, past: int, bits: int = 0) -> int:
+    """The bytes of weights and of cached rows of all sequences that a step reads once: none of the
+    embedding, and of experts only those that a single token chooses. With `bits`, linear layers are
+    stored in so many, and have a scale in half precision for each block of BLOCK weights."""
     config, total = module.module.config, 0.0
     embedding = module.module.get_input_embeddings().weight
     for name, each in module.module.named_parameters():
         chosen = config.num_experts_per_tok / config.num_experts if ".experts." in name else 1.0
         size = bits / 8 + 2 / BLOCK if bits and each.dim() > 1 else each.element_size()
         total += 0 if each is embedding else chosen * each.numel() * size
-    rows = sum(prod(shape) for shape in cache_shapes(config, 1, past).values())
+    rows = sum(prod(shape) for shape in cache_shapes(config, batch, past).values())
     return round(total) + rows * embedding.element_size()
 
 

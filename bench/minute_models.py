@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decoders import BLOCK, Built, of, room, step, tokens
+from decoders import BLOCK, Built, adapted, of, room, step, tokens
 from image_models import dit, efficientnet, unet
 from torch import nn
 
@@ -160,6 +160,7 @@ LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16
 FEW = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 TINY = {**FEW, "vocab_size": 128}
 GROUPED = {**TINY, "num_key_value_heads": 2, "past": 16}
+ROOM = {**TINY, "num_key_value_heads": 2, "length": 64}
 PICTURE = {**FEW, "image_size": 32, "patch_size": 8, "side": 32}
 WHISPER = {"d_model": 1024, "vocab_size": 1000, "pad_token_id": 0, "max_source_positions": 1500} | {
     f"{part}_{what}": n
@@ -173,28 +174,16 @@ HUSH = {"d_model": 64, "vocab_size": 64, "pad_token_id": 0, "max_source_position
 }
 FORMS: dict[str, Form] = {
     "llama_step": Form(step, {"kind": "LlamaForCausalLM", "past": 1024, **LLAMA}, {"num_hidden_layers": 8}, GROUPED),
-    "llama_decode": Form(
-        room,
-        {"kind": "LlamaForCausalLM", **LLAMA},
-        {"num_hidden_layers": 4},
-        {**TINY, "num_key_value_heads": 2, "length": 64},
-    ),
-    "qwen2_decode": Form(
-        room, {"kind": "Qwen2ForCausalLM", **QWEN2}, {}, {**TINY, "num_key_value_heads": 2, "length": 64}
-    ),
-    "int4_decode": Form(
-        room,
-        {"kind": "LlamaForCausalLM", **LLAMA},
-        {"num_hidden_layers": 4},
-        {**TINY, "num_key_value_heads": 2, "length": 64},
-        bits=4,
-    ),
+    "llama_decode": Form(room, {"kind": "LlamaForCausalLM", **LLAMA}, {"num_hidden_layers": 4}, ROOM),
+    "llama_decode_b8": Form(room, {"kind": "LlamaForCausalLM", "batch": 8, **LLAMA}, {"num_hidden_layers": 4}, ROOM),
+    "lora_decode": Form(adapted, {"kind": "LlamaForCausalLM", **LLAMA}, {"num_hidden_layers": 4}, ROOM),
+    "qwen2_decode": Form(room, {"kind": "Qwen2ForCausalLM", **QWEN2}, {}, ROOM),
+    "int4_decode": Form(room, {"kind": "LlamaForCausalLM", **LLAMA}, {"num_hidden_layers": 4}, ROOM, bits=4),
     "moe_decode": Form(
         room,
         {"kind": "Qwen3MoeForCausalLM", **EXPERTS},
         {"num_hidden_layers": 2},
-        {**TINY, "num_key_value_heads": 2, "length": 64, "head_dim": 16}
-        | {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
+        {**ROOM, "head_dim": 16} | {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
     ),
     "llama_prompt": Form(
         text,

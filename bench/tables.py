@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from attack_tables import judging, soak  # noqa: E402
-from decode_table import decode, steps  # noqa: E402
+from decode_table import decode, pasts, steps  # noqa: E402
 from durations import durations  # noqa: E402
 from goals_table import forms, goal_rows, goals, refused, sanitized  # noqa: E402
 from graphnet_table import graphnet  # noqa: E402
@@ -322,6 +322,7 @@ TABLES = {
     "decode-cpu2": decode,
     "decode-H200": decode,
     "decode-H200 steps": steps,
+    "decode-H200 pasts": pasts,
     "graphnet-cpu2-quick": graphnet,
     "graphnet-H200-quick": graphnet,
     "graphnet-H200-default": graphnet,
