@@ -21,6 +21,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
 from taso_mirage.onnx_io.invariants import without_invariants
+from taso_mirage.onnx_io.stacked import knows_more
 from taso_mirage.pipeline.loops import reroll_chains, reroll_sums, rewrite_loops
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import search_seconds
@@ -188,6 +189,9 @@ def _optimize(job: Job, place: _Place, seconds: float) -> Result | None:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)
     except TasoMirageError as error:
         job.remarks.append(f"{place.label}: unchanged; {error}")
+        return None
+    if found.changed and knows_more(place.term, place.body, found.model):
+        job.remarks.append(f"{place.label}: unchanged; a result of no steps would have other dims")
         return None
     job.remarks += _remarks(place, found)
     return found

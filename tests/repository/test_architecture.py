@@ -70,13 +70,14 @@ LOOSE = {
 HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
-        "onnx_io/written.py",
         "onnx_io/files.py",
         "onnx_io/groups.py",
         "onnx_io/protos.py",
-        "runtime/tensorrt/plugin_model.py",
-        "report/inspection.py",
+        "onnx_io/stacked.py",
+        "onnx_io/written.py",
         "prove/rules/onnx_types.py",
+        "report/inspection.py",
+        "runtime/tensorrt/plugin_model.py",
     },
     "onnx_ir": {
         "onnx_io/attributes.py",
